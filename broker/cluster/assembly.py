@@ -56,7 +56,7 @@ from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.samples import Exposition
 from broker.server.services import BulkReader, Document, Query, StartFailed
-from broker.store.encryption import EncryptionKeys
+from broker.store.encryption.key_file import EncryptionKeys
 from broker.subjects import Steps
 from raft import GroupId, NodeId
 from raft.host.statistics import HostStatistics

@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker.cluster.node_files import DirectoryFiles, NodeFiles, set_aside, store_directory
-from broker.store.encryption import DirectoryCipher, open_directory
+from broker.store.encryption.key_file import open_directory
 from raft.host.compaction import CompactionPolicy
 from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
 from raft.transport.transport import Transport
+
+if TYPE_CHECKING:
+    from broker.store.encryption.directory_cipher import DirectoryCipher
 
 
 @dataclass(frozen=True, slots=True)

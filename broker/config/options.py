@@ -296,7 +296,7 @@ class JetStreamOptions(Struct, frozen=True):
     domain: str = ""
     sync: str | int = "always"  # "always", or an interval in nanoseconds
     strict: bool = True
-    # Encryption at rest (broker/store/encryption.py). An empty key: none.
+    # Encryption at rest (broker/store/encryption). An empty key: none.
     cipher: str = "chachapoly"
     key: str = ""
     previous_key: str = ""

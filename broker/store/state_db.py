@@ -34,7 +34,7 @@ _KIND: Final = 8  # where a key has its kind
 
 
 class ValueCipher(Protocol):
-    """Encrypts values (encryption.py)."""
+    """Encrypts values (encryption/directory_cipher.py)."""
 
     def seal(self, data: bytes, place: bytes) -> bytes: ...
     def open(self, sealed: bytes, place: bytes) -> bytes | None: ...

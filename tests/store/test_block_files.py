@@ -11,7 +11,7 @@ import pytest
 
 from broker.store import state_db
 from broker.store.block.block_format import BlockDamaged
-from broker.store.encryption import DirectoryCipher
+from broker.store.encryption.directory_cipher import DirectoryCipher
 from broker.store.state_db import RocksBatch, StaleBatch, StateDb
 from broker.store.state_keys import BLOCK, PLACES, RECORD, key
 from broker.store.values.value_files import ValueFiles, WrittenValues

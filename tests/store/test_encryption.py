@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.encryption import (
+from broker.store.encryption.directory_cipher import DirectoryCipher, EncryptedScratch
+from broker.store.encryption.key_file import (
     FILE_NAME,
-    DirectoryCipher,
-    EncryptedScratch,
     EncryptionKeys,
     EncryptionRefused,
     open_directory,

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker.cluster.block_moves import BlockMoves
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.platform import Platform
 from broker.jetstream.config import Storage
-from broker.store.encryption import (
-    DirectoryCipher,
-    EncryptionKeys,
-    EncryptionRefused,
-)
+from broker.store.encryption.key_file import EncryptionKeys, EncryptionRefused
 from broker.store.sealed_blocks import SealedBlocks
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
@@ -28,6 +25,9 @@ from broker.store.values.value_files import ValueFiles
 from raft import GroupId
 from raft.store.log_store import LogStore, StoreTuning
 from raft.store.records import DamagedDatabase, DamagedLog, StoreError
+
+if TYPE_CHECKING:
+    from broker.store.encryption.directory_cipher import DirectoryCipher
 
 logger = logging.getLogger("jetraft.cluster")
 

@@ -10,10 +10,7 @@ with what is known of it."""
 from __future__ import annotations
 
 import asyncio
-import http.client
 import secrets
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -141,6 +138,10 @@ class AccountFetching:
 
 def _downloaded(url: str, tls: TlsOptions, timeout_s: float) -> str:
     """Raises OSError or ValueError."""
+    import http.client  # here: most servers never need them
+    import urllib.error
+    import urllib.request
+
     try:
         context = client_context(tls) if url.startswith("https:") else None
         with urllib.request.urlopen(  # noqa: S310 - http or https

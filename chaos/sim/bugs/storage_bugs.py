@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from broker.store.encryption import DirectoryCipher
+from broker.store.encryption.directory_cipher import DirectoryCipher
 from broker.store.segments import Segment, Segments
 from broker.store.values.value_files import ValueFiles
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement

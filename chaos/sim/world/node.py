@@ -27,7 +27,8 @@ from broker.main import Broker
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.process.tasks import Tasks
-from broker.store.encryption import DirectoryCipher, EncryptionKeys
+from broker.store.encryption.directory_cipher import DirectoryCipher
+from broker.store.encryption.key_file import EncryptionKeys
 from chaos.sim.files import SimJobs, SimLogFiles
 from chaos.sim.world.byte_stream import ByteStream
 from chaos.sim.world.database import (

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 
-from broker.store.encryption import DirectoryCipher
+from broker.store.encryption.directory_cipher import DirectoryCipher
 from chaos.sim.files import SimJobs, SimLogFiles
 from raft.core.messages import Entry
 from raft.store.disk_space import Space
