@@ -9,7 +9,8 @@ from urllib.parse import urlparse
 
 import click
 
-from broker.cli.client import AT_LEAST_ONE, server_option
+from broker.cli.client import server_option
+from broker.cli.connect.options import AT_LEAST_ONE
 from broker.cli.end_by_signal import end_by_signal
 
 

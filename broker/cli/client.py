@@ -6,12 +6,9 @@ May not touch: the server's internals; the command line is a client like any oth
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -19,43 +16,25 @@ import nats
 import nats.errors
 import nats.js.errors
 
-from broker.server.process.printable import printable
+from broker.cli.connect.failures import CannotConnect, CommandFailed, NoAnswerInTime
+from broker.cli.connect.options import connection_options, destination, shown
+from broker.cli.connect.sentences import why_not_connected
+from broker.cli.connect.tls import client_context
 
 T = TypeVar("T")
 
-AT_LEAST_ONE = click.IntRange(1)
 SECONDS = click.FloatRange(0.0, 10.0**9, min_open=True)
-
-SCHEMES = ("nats", "tls", "ws", "wss")
-_LOGIN = (  # option, variable, argument of the client library, help
-    ("--user", "NATS_USER", "user", "User name."),
-    ("--password", "NATS_PASSWORD", "password", "Password."),
-    ("--token", "NATS_TOKEN", "token", "Token."),
-    ("--creds", "NATS_CREDS", "user_credentials", "Credentials file (JWT and seed)."),
-    ("--nkey", "NATS_NKEY", "nkeys_seed", "File with the seed of an nkey."),
-    ("--tlsca", "NATS_CA", "tls_ca", "CA certificate of the server."),
-    ("--tlscert", "NATS_CERT", "tls_cert", "Certificate of this client."),
-    ("--tlskey", "NATS_KEY", "tls_key", "Its private key."),
-)
-
-
-def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if value and parameter.name is not None:
-        context.ensure_object(dict)[parameter.name] = value
 
 
 def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--server, which the command gets, and the options of the login, which `with_connection`
-    finds by itself."""
-    for flag, variable, name, text in reversed(_LOGIN):
-        command = click.option(
-            flag, name, envvar=variable, show_envvar=True, help=text, expose_value=False,
-            callback=_remember,
-        )(command)  # fmt: skip
-    return click.option(
-        "-s", "--server", envvar="NATS_URL", default="nats://127.0.0.1:4222", show_default=True,
-        show_envvar=True, help="Server URLs, separated by commas.",
-    )(command)  # fmt: skip
+    """The options of a connection. The command gets `server`, the URLs; `connection` finds the
+    login by itself."""
+
+    @wraps(command)
+    def with_server(**given: Any) -> Any:
+        return command(server=",".join(destination().servers), **given)
+
+    return connection_options(with_server)
 
 
 def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -72,9 +51,6 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
 @asynccontextmanager
 async def connection(server: str, problems: list[Exception]) -> AsyncIterator[Any]:
     """`problems` gets what happens in the background: the reason of a failure may be there."""
-    for url in server.split(","):
-        if "://" in url and url.partition("://")[0] not in SCHEMES:
-            raise click.ClickException(f"{_shown(url)}: the scheme must be one of {SCHEMES}")
 
     async def noted(problem: Exception) -> None:
         problems.append(problem)
@@ -96,35 +72,25 @@ def with_errors(
     try:
         return asyncio.run(run())
     except nats.js.errors.APIError as refused:
-        raise click.ClickException(printable(_reason(refused))) from refused
+        raise CommandFailed(_reason(refused)) from refused
     except ValueError as wrong:
-        raise click.ClickException(printable(str(wrong))) from wrong
+        raise CommandFailed(str(wrong)) from wrong
     except nats.errors.TimeoutError as problem:
-        raise click.ClickException(
-            f"no answer before the timeout (server {_shown(server)})"
-        ) from problem
+        raise NoAnswerInTime(f"no answer before the timeout (server {shown(server)})") from problem
     except (nats.errors.Error, nats.js.errors.Error, OSError) as problem:
         told = (
             problems[-1] if isinstance(problem, nats.errors.NoServersError) and problems else None
         )
         reason = _words(told or problem)
-        raise click.ClickException(printable(f"{reason} (server {_shown(server)})")) from problem
+        raise CannotConnect(f"{reason} (server {shown(server)})") from problem
 
 
 def _words(problem: Exception) -> str:
     """Why there is no connection, in a sentence for each reason."""
-    if isinstance(problem, socket.gaierror):
-        return "the name of the server is unknown"
-    if isinstance(problem, ConnectionRefusedError):
-        return "nobody listens there: connection refused"
-    if isinstance(problem, ssl.SSLError):
-        return f"TLS failed: {problem.reason or problem}"
-    if isinstance(problem, TimeoutError):
-        return "the server does not answer"
     text = str(problem) or type(problem).__name__
     if "authorization violation" in text.lower() or "authorization failed" in text.lower():
         return "the server refused the credentials: Authorization Violation"
-    return text
+    return why_not_connected(problem)
 
 
 def _reason(refused: Any) -> str:
@@ -138,26 +104,16 @@ def _reason(refused: Any) -> str:
     return f"{description} ({code})" if code else str(description)
 
 
-def _shown(server: str) -> str:
-    """The URLs without passwords."""
-    return re.sub(r"//[^@/,]*@", "//***@", server)
-
-
 def _credentials() -> dict[str, Any]:
-    """The login as the client library takes it. Raises ClickException for files that cannot be
-    read."""
-    context = click.get_current_context(silent=True)
-    given: dict[str, Any] = dict(context.obj or {}) if context is not None else {}
-    ca, cert, key = (given.pop(name, None) for name in ("tls_ca", "tls_cert", "tls_key"))
-    for name in ("user_credentials", "nkeys_seed"):
-        if name in given and not os.path.isfile(given[name]):
-            raise click.ClickException(f"{given[name]}: no such file")
-    if ca or cert:
-        try:
-            tls = ssl.create_default_context(cafile=ca)
-            if cert:
-                tls.load_cert_chain(cert, key)
-        except (OSError, ssl.SSLError) as error:
-            raise click.ClickException(f"cannot use the certificates: {error}") from error
-        given["tls"] = tls
+    """The login as the client library takes it."""
+    to = destination()
+    given: dict[str, Any] = {
+        "user": to.user, "password": to.password, "token": to.token, "user_credentials": to.creds,
+        "nkeys_seed": to.nkey,
+    }  # fmt: skip
+    given = {key: value for key, value in given.items() if value}
+    if to.inbox_prefix != "_INBOX":
+        given["inbox_prefix"] = to.inbox_prefix.encode()
+    if to.ca or to.cert:
+        given["tls"] = client_context(to)
     return given

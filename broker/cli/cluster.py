@@ -16,7 +16,7 @@ import click
 from nats.errors import NoRespondersError
 
 from broker.cli.client import SECONDS, connection, server_option, with_connection
-from broker.cli.tables import show, table
+from broker.cli.output.tables import show, table
 
 ANSWER_WITHIN_S = 10.0
 STATUS_WITHIN_S = 3.0

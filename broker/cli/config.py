@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from broker.cli.tables import show
+from broker.cli.output.tables import show
 
 
 @click.group()

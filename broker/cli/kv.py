@@ -14,8 +14,10 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import KeyValueConfig, StorageType
 
-from broker.cli.client import AT_LEAST_ONE, SECONDS, server_option, with_connection
-from broker.cli.tables import show, size, table
+from broker.cli.client import SECONDS, server_option, with_connection
+from broker.cli.connect.options import AT_LEAST_ONE
+from broker.cli.output.tables import show, table
+from broker.cli.output.units import size
 from broker.server.process.printable import printable_lines
 
 bucket_argument = click.argument("bucket")

@@ -11,30 +11,7 @@ import sys
 
 import click
 
-
-class LazyGroup(click.Group):
-    """Imports a command's module only when it is used. `lazy` maps name -> (module, help)."""
-
-    def __init__(self, *args: object, lazy: dict[str, tuple[str, str]], **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.lazy = lazy
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.lazy]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from importlib import import_module
-
-        if cmd_name not in self.lazy:
-            return None
-        module = import_module(self.lazy[cmd_name][0])
-        command: click.Command = getattr(module, cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.lazy.items()])
-
+from broker.cli.lazy import LazyGroup
 
 COMMANDS = {
     "serve": ("broker.cli.servers", "Run one server (takes nats-server's flags and config file)."),
@@ -46,21 +23,27 @@ COMMANDS = {
         "Keep a copy of a stream in another cluster; fail over to it, and back.",
     ),
     "stream": (
-        "broker.cli.jetstream",
-        "Create, list, show, purge and delete streams.",
+        "broker.cli.streams.stream",
+        "Create, change, list, show, back up and delete streams and their messages.",
     ),
     "consumer": (
-        "broker.cli.jetstream",
-        "Create, list, show and delete consumers; fetch messages.",
+        "broker.cli.consumers.consumer",
+        "Create, change, list, show and delete consumers; fetch messages.",
     ),
     "kv": ("broker.cli.kv", "Key-value buckets: put, get, watch."),
     "object": ("broker.cli.object_store", "Object stores: put and get files of any size."),
-    "scan": ("broker.cli.jetstream", "Show bulk reads and the lag of streaming queries."),
+    "scan": ("broker.cli.scan", "Show bulk reads and the lag of streaming queries."),
     "pub": (
-        "broker.cli.messages",
-        "Publish messages, waiting for the stream's ack if there is one.",
+        "broker.cli.messages.pub",
+        "Publish messages, waiting for the stream's acks if there is one.",
     ),
-    "sub": ("broker.cli.messages", "Print messages as they are published."),
+    "sub": ("broker.cli.messages.sub", "Print messages as they are published."),
+    "request": ("broker.cli.messages.request", "Send a request and print the answer."),
+    "reply": ("broker.cli.messages.request", "Answer requests."),
+    "events": ("broker.cli.messages.events", "Print events of the servers as they happen."),
+    "rtt": ("broker.cli.messages.probes", "Measure the round trip to servers."),
+    "info": ("broker.cli.messages.probes", "Show the server and the account of this connection."),
+    "context": ("broker.cli.context", "Saved servers and logins, shared with the `nats` tool."),
     "bench": ("broker.cli.bench", "Measure publishing, alone or against nats-server."),
     "config": ("broker.cli.config", "Check a configuration file before a server reads it."),
     "completion": ("broker.cli.completion", "Completion of commands for bash, zsh or fish."),
@@ -69,11 +52,16 @@ COMMANDS = {
         "Kill and pause nodes under load, and check that no acknowledged message is lost.",
     ),
 }
+ALIASES = {
+    "streams": "stream", "consumers": "consumer", "con": "consumer", "obj": "object",
+    "req": "request", "publish": "pub", "subscribe": "sub", "ctx": "context",
+}  # fmt: skip
 
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
+    aliases=ALIASES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start here:  jetraft up   then, in another terminal:  jetraft stream add ORDERS "
     "--subjects 'orders.*' --replicas 3",

@@ -18,7 +18,8 @@ from nats.js.api import ObjectMeta, ObjectStoreConfig
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from broker.cli.client import server_option, with_connection
-from broker.cli.tables import show, size, table
+from broker.cli.output.tables import show, table
+from broker.cli.output.units import size
 
 bucket_argument = click.argument("bucket")
 

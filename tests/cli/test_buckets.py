@@ -69,7 +69,7 @@ def test_a_file_comes_back_as_it_was(url: str, tmp_path: Path) -> None:
 def test_a_wrong_password_is_one_line(url: str) -> None:
     login = ["--user", "ann", "--password", "wrong", "-s", url]
     result = CliRunner().invoke(cli, ["kv", "ls", *login])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "Authorization Violation" in result.output
     assert result.output.count("\n") == 1
 
@@ -84,7 +84,7 @@ def test_a_wrong_password_is_one_line(url: str) -> None:
 )
 def test_each_failed_connection_has_its_own_sentence(server: str, words: str) -> None:
     result = CliRunner().invoke(cli, ["kv", "ls", "-s", server])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert words in result.output
 
 

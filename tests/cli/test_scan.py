@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from click.testing import CliRunner
 
-from broker.cli.jetstream import scan
+from broker.cli.scan import scan
 
 TEXT = b"""# TYPE jetraft_scans_open gauge
 jetraft_scans_open 2

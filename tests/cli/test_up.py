@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from broker.cli.main import cli
-from broker.cli.tables import age, size, table
+from broker.cli.output.tables import table
+from broker.cli.output.units import age, size
 from broker.local import LocalCluster, NodeFailed
 from tests.support.clusters import port_for_up
 

@@ -1,0 +1,1 @@
+"""How a command reaches a server: options, saved contexts, a small blocking client, the API."""

@@ -1,0 +1,1 @@
+"""`jetraft consumer`: consumers and what they deliver."""

@@ -1,0 +1,1 @@
+"""`pub`, `sub`, `request`, `reply`, `rtt`, `info` and `events`: plain messages."""

@@ -1,0 +1,1 @@
+"""What commands print and ask: units, tables, messages, questions. Knows no server."""

@@ -1,0 +1,1 @@
+"""`jetraft stream`: streams, their messages and their archives."""

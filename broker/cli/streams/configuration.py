@@ -1,0 +1,132 @@
+"""The options of a stream's configuration, for `add`, `edit` and `copy`.
+
+Owns: which option becomes which field.
+May not touch: servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.cli.connect.failures import CommandFailed
+from broker.cli.output.units import DURATION_OR_ZERO, SIZE
+
+Config = dict[str, Any]
+COUNT = click.IntRange(-1)
+
+_OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # option, field, settings
+    ("--subjects", "subjects", {"help": "Subjects to capture, separated by commas."}),
+    ("--replicas", "num_replicas",
+     {"type": click.IntRange(1, 5), "help": "Number of replicas, each on a node of its own."}),
+    ("--storage", "storage",
+     {"type": click.Choice(["file", "memory"]), "help": "Where messages are kept."}),
+    ("--retention", "retention",
+     {"type": click.Choice(["limits", "interest", "workqueue"]),
+      "help": "When messages are removed: by limits, or when consumers have acked them."}),
+    ("--discard", "discard",
+     {"type": click.Choice(["old", "new"]), "help": "What goes when the stream is full."}),
+    ("--max-msgs", "max_msgs",
+     {"type": COUNT, "help": "Keep at most this many messages; -1: no limit."}),
+    ("--max-bytes", "max_bytes", {"type": SIZE, "help": "Keep at most this many bytes (10GiB)."}),
+    ("--max-age", "max_age",
+     {"type": DURATION_OR_ZERO, "help": "Keep messages this long (1h30m); 0: no limit."}),
+    ("--max-msgs-per-subject", "max_msgs_per_subject",
+     {"type": COUNT, "help": "Keep at most this many messages of a subject."}),
+    ("--max-msg-size", "max_msg_size", {"type": SIZE, "help": "Refuse larger messages."}),
+    ("--max-consumers", "max_consumers",
+     {"type": COUNT, "help": "Allow at most this many consumers."}),
+    ("--dupe-window", "duplicate_window",
+     {"type": DURATION_OR_ZERO, "help": "Recognize repeated message ids this long."}),
+    ("--compression", "compression",
+     {"type": click.Choice(["none", "s2"]), "help": "Compression of the files."}),
+    ("--description", "description", {"help": "A text for people."}),
+    ("--mirror", "mirror", {"help": "Copy this stream; such a stream has no subjects."}),
+    ("--source", "sources", {"multiple": True, "help": "Copy this stream, too; may be repeated."}),
+    ("--tag", "tags", {"multiple": True, "help": "Only on servers with this tag."}),
+    ("--metadata", "metadata", {"multiple": True, "help": "Name=value, may be repeated."}),
+    ("--allow-direct/--no-allow-direct", "allow_direct",
+     {"default": None, "help": "Any replica may answer reads of single messages."}),
+    ("--allow-rollup/--no-allow-rollup", "allow_rollup_hdrs",
+     {"default": None, "help": "Messages may replace those before them."}),
+    ("--allow-msg-ttl/--no-allow-msg-ttl", "allow_msg_ttl",
+     {"default": None, "help": "Messages may say how long they are kept."}),
+    ("--deny-delete/--no-deny-delete", "deny_delete",
+     {"default": None, "help": "Refuse to delete single messages."}),
+    ("--deny-purge/--no-deny-purge", "deny_purge", {"default": None, "help": "Refuse purges."}),
+)  # fmt: skip
+
+
+def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for flag, name, settings in reversed(_OPTIONS):
+        command = click.option(flag, name, **settings)(command)
+    return click.option(
+        "--config", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Take the configuration from this JSON file; options change it.",
+    )(command)  # fmt: skip
+
+
+def configured(base: Config, file: Path | None, given: dict[str, Any]) -> Config:
+    """`base`, then the file, then the options."""
+    config = base | (from_file(file) if file else {})
+    for name, value in given.items():
+        if value is None or value == ():
+            continue
+        if name == "subjects":
+            config["subjects"] = words(value)
+        elif name == "mirror":
+            config["mirror"] = {"name": value}
+        elif name == "sources":
+            config["sources"] = [{"name": one} for one in value]
+        elif name == "tags":
+            config["placement"] = dict(config.get("placement") or {}) | {"tags": list(value)}
+        elif name == "metadata":
+            config["metadata"] = dict(config.get("metadata") or {}) | pairs(value)
+        else:
+            config[name] = value
+    return config
+
+
+def from_file(file: Path) -> Config:
+    """A configuration, or an info that has one (as `--json` prints it)."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"{file}: {error}") from error
+    if not isinstance(found, dict):
+        raise CommandFailed(f"{file}: not a JSON object")
+    config = found.get("config", found)
+    if not isinstance(config, dict):
+        raise CommandFailed(f"{file}: config is not a JSON object")
+    return dict(config)
+
+
+def words(text: str) -> list[str]:
+    """Separated by commas or blanks."""
+    return [word for word in text.replace(",", " ").split() if word]
+
+
+def pairs(given: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f'"{one}" is not name=value', param_hint="--metadata")
+        found[name] = value
+    return found
+
+
+def differences(before: Config, after: Config) -> list[tuple[str, str, str]]:
+    """Fields that change, with their old and new text."""
+    return [
+        (name, _text(before.get(name)), _text(after.get(name)))
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
