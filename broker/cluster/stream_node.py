@@ -344,8 +344,9 @@ class StreamNode:
         self.spawn(self.scrub.run(), "scrub")
         self.spawn(self.flush.run_erasures(), "secure erase")
         self.spawn(self.storage.block_moves.run(), "block files")
-        self._load_table()
-        self.nodes.start()
+        with self.storage.starting(self.server.restart, rebuilt=mesh.has_routes):
+            self._load_table()
+            self.nodes.start()
 
     def _load_table(self) -> None:
         """Raises StartFailed."""

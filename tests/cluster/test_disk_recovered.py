@@ -8,8 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import StreamNode
 from broker.server.services import StartFailed
+from raft.store.records import StoreFailed
 
 
 def recovered(*, peers: bool) -> tuple[SimpleNamespace, list[object]]:
@@ -47,3 +49,29 @@ def test_a_single_server_changes_nothing() -> None:
     with pytest.raises(StartFailed, match="no peers to fetch it from"):
         StreamNode._disk_recovered(cast(Any, node))
     assert done == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "peers", "done"),
+    [
+        ("Corruption: block checksum mismatch", True, ["condemned", "the database is damaged"]),
+        ("Corruption: block checksum mismatch", False, []),
+        (None, True, []),  # the disk does not work
+    ],
+)
+def test_a_database_that_refuses_writes_at_the_start_is_rebuilt(
+    damage: str | None, peers: bool, done: list[str]
+) -> None:
+    """A compaction may meet damage while the table of streams is loaded."""
+    seen: list[str] = []
+    store = SimpleNamespace(damage=damage)
+    parts: dict[str, Any] = {"state_db": None, "block_cache": None, "block_moves": None}
+    storage = ReplicaStorage(
+        store=cast(Any, store), condemn=lambda _: seen.append("condemned"), **parts
+    )
+    with (
+        pytest.raises(StartFailed, match="Can't start JetStream: writing the state failed"),
+        storage.starting(seen.append, rebuilt=peers),
+    ):
+        raise StoreFailed(f"writing the state failed: {damage}")
+    assert seen == done

@@ -7,7 +7,8 @@ Spec: docs/ARCHITECTURE.md, "Storage"."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from broker.cluster.block_moves import BlockMoves
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.platform import Platform
 from broker.jetstream.config import Storage
+from broker.server.services import StartFailed
 from broker.store.encryption.key_file import EncryptionKeys, EncryptionRefused
 from broker.store.sealed_blocks import SealedBlocks
 from broker.store.segments import BlockCache
@@ -24,7 +26,7 @@ from broker.store.state_db import StateDb
 from broker.store.values.value_files import ValueFiles
 from raft import GroupId
 from raft.store.log_store import LogStore, StoreTuning
-from raft.store.records import DamagedDatabase, DamagedLog, StoreError
+from raft.store.records import DamagedDatabase, DamagedLog, StoreError, StoreFailed
 
 if TYPE_CHECKING:
     from broker.store.encryption.directory_cipher import DirectoryCipher
@@ -117,6 +119,15 @@ class ReplicaStorage:
             logger.critical("the database is damaged, and cannot be marked as such: %s", error)
             return
         restart("the database is damaged")
+
+    @contextmanager
+    def starting(self, restart: Callable[[str], None], *, rebuilt: bool) -> Iterator[None]:
+        """What fails inside fails before the host is there to report it. Raises StartFailed."""
+        try:
+            yield
+        except StoreFailed as error:
+            self.failed(restart, rebuilt=rebuilt)
+            raise StartFailed(f"Can't start JetStream: {error}") from error
 
     def lost_log(self, assignment: Assignment) -> bool:
         """Whether this node was a member and has lost its log since: by leaving the group, because

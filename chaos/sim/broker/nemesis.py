@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final, Protocol
 
+from broker.cluster.meta.assignments import META_GROUP
 from broker.cluster.meta.founding import FOUNDING_FILE
 from chaos.sim.broker.fault_script import Fault
 from chaos.sim.world.links import Fabric, Weather
@@ -33,6 +34,7 @@ DRIFT_PPM: Final = 20_000  # at most, in both directions
 ROUGH: Final = 0.3  # highest probability
 WIPED_VOTERS_MIN: Final = 3  # of every group on a node whose disk is wiped
 BLOCK_FILES: Final = 0.6  # of the damage of states, if there are such files
+AT_THE_START: Final = 0.5  # of the damage of databases of nodes that are down
 ASK_EVERY_NS: Final = 1 * NS  # until a removal is done
 BETWEEN_ROLLING_NS: Final = 300 * MS
 
@@ -259,7 +261,8 @@ class BrokerNemesis:
             self._later(fault.lasts_ns, self._start, node)
 
     def _damage_database(self, fault: Fault, node: BrokerNode, rng: Random) -> None:
-        """Found when it is opened, or by a compaction, with which RocksDB refuses every write."""
+        """Found when it is opened, or by a compaction, with which RocksDB refuses every write. The
+        compaction may be that of the start, beside a table of streams that cannot be read."""
         self._wiped = True
         running = rng.random() < 0.5
         self._tell(node.name, f"database damage: {running=}, {_lasts(fault)}")
@@ -267,7 +270,11 @@ class BrokerNemesis:
             node.disk.database.corrupt = True
             return
         node.kill(power=False)
-        node.disk.condemn("Corruption: the MANIFEST (simulated)")
+        if Random(fault.dice + 1).random() < AT_THE_START:
+            node.disk.database.corrupt = True
+            node.disk.database.damage_group(META_GROUP)
+        else:
+            node.disk.condemn("Corruption: the MANIFEST (simulated)")
         self._later(fault.lasts_ns, self._start, node)
 
     def _damage_file(self, fault: Fault, node: BrokerNode) -> None:

@@ -6,8 +6,10 @@ May not touch: anything while no bug is installed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Final
 
+from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.store.encryption.directory_cipher import DirectoryCipher
 from broker.store.segments import Segment, Segments
 from broker.store.values.value_files import ValueFiles
@@ -44,6 +46,10 @@ def _open_nothing(_: object) -> object:
     return lambda cipher, sealed, _place: sealed[cipher.overhead :]
 
 
+def _leave_it(_: object) -> object:
+    return lambda *_, **__: nullcontext()
+
+
 def _nothing(_original: object) -> object:
     return lambda *_: None
 
@@ -74,6 +80,13 @@ STORAGE_BUGS: Final[dict[str, BrokerBug]] = {
         found_by=0,
         workloads=("acked publishers",),
         faults=("damage", "isolate", "cut", "slow link"),
+    ),
+    "damage at the start ends the process": BrokerBug(
+        "a database that refuses writes while the node starts is rebuilt from the peers",
+        (Replacement(ReplicaStorage, "starting", _leave_it),),
+        found_by=6,
+        workloads=("acked publishers",),
+        faults=("database damage",),
     ),
     "a block is referred to before it is synced": BrokerBug(
         "what the state refers to is on disk",

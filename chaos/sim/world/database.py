@@ -182,6 +182,11 @@ class DatabaseFiles:
                 image.damaged |= {chosen, other} if how == "misdirected" else {chosen}
         return f"{how}, {chosen.hex()}"
 
+    def damage_group(self, group: int) -> None:
+        """No record of it can be read."""
+        for image in (self.durable["state"], self.live["state"]):
+            image.damaged |= {one for one in image.values if one[:8] == group.to_bytes(8, "big")}
+
     def holds(self, text: bytes) -> bool:
         """Whether a value has it anywhere."""
         images = (*self.live.values(), *self.durable.values())

@@ -154,6 +154,7 @@ class Process:
     """One run of the broker on a node."""
 
     loop: NodeLoop
+    started: bool = False
     stopping: bool = False
     broker: Broker | None = None
     tasks: Tasks | None = None
@@ -373,6 +374,7 @@ class BrokerNode:
             )
             process.broker.server.restart = lambda _: self._restart(process)
             await process.broker.start()
+            process.started = True
             await process.broker.finished.wait()
 
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
@@ -388,8 +390,8 @@ class BrokerNode:
                 stopped()
 
     def _restart(self, process: Process) -> None:
-        """The node has asked for it."""
-        if process is self.process and not process.stopping:
+        """The node has asked for it. If it fails to start, it is started again anyway."""
+        if process is self.process and process.started and not process.stopping:
             self.stop()
             self.on_stopped = self._start_again
 
