@@ -122,9 +122,9 @@ class DamageReport:
         ]
 
 
-def damages(node: LocalNode) -> Iterator[tuple[str, Path]]:
-    """The files of a node that can be hit, with their kinds."""
-    for path in sorted((node.directory / "data").rglob("*")):
+def damages(data: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a node's directory of data that can be hit, with their kinds."""
+    for path in sorted(data.rglob("*")):
         if not path.is_file() or ".damaged-" in str(path):
             continue
         for kind, name in KINDS.items():
@@ -172,7 +172,7 @@ async def _round(
     else:
         await asyncio.to_thread(victim.stop)
     found: dict[str, list[Path]] = {}
-    for kind, path in damages(victim):
+    for kind, path in damages(victim.directory / "data"):
         found.setdefault(kind, []).append(path)
     kind, way = wanted or (dice.choice(sorted(found)), dice.choice(DAMAGES))
     if kind in found:

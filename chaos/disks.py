@@ -61,9 +61,26 @@ class LoopDisk:
         finally:
             os.close(descriptor)
 
+    def fill(self, leave_bytes: int) -> None:
+        """Take all space but this much, until `free`."""
+        disk = os.statvfs(self.mountpoint)
+        with self._filler.open("ab") as file:
+            took = os.fstat(file.fileno()).st_size
+            more = max(disk.f_bavail * disk.f_frsize - leave_bytes, 0)
+            os.posix_fallocate(file.fileno(), 0, max(took + more, 1))
+
+    def free(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+    @property
+    def _filler(self) -> Path:
+        return self.mountpoint / "filler"
+
     def remove(self) -> None:
-        self.unmount()
-        self.image.unlink()
+        """May be called at any time."""
+        if self.mountpoint.is_mount():
+            self.unmount()
+        self.image.unlink(missing_ok=True)
 
 
 def _run(*command: str) -> None:

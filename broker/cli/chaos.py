@@ -6,12 +6,20 @@ May not touch: processes that the runs did not start."""
 from __future__ import annotations
 
 import asyncio
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from broker.cli.end_by_signal import end_by_signal
 
+if TYPE_CHECKING:
+    from chaos.campaign.campaign import CampaignSettings
+
+RATE_MAX = 200  # of publishes in a run by plan: there is other work, too
+NODES_LEAST = 3
 SHRUNK_MAX = 3  # failing seeds that are shrunk and told; the others are only named
 
 
@@ -34,11 +42,9 @@ def chaos() -> None:
 )  # fmt: skip
 @click.option(
     "--nodes", default=3, show_default=True, type=click.IntRange(1, 9),
-    help="kill-rounds: how many nodes; 1 is a single server.",
+    help="How many nodes, in kill-rounds (1 is a single server) and in faults by plan.",
 )  # fmt: skip
-@click.option(
-    "--seed", type=int, help="kill-rounds: chooses victims and moments. Random if not given."
-)
+@click.option("--seed", type=int, help="Chooses faults, victims and moments. Random if not given.")
 @click.option(
     "--storage", default="file", show_default=True, type=click.Choice(["file", "memory"]),
     help="Storage of the stream; a memory stream does not survive all-kill. Not for kill-rounds.",
@@ -51,11 +57,28 @@ def chaos() -> None:
     "--report", type=click.Path(path_type=Path, file_okay=False),
     help="all, and faults by plan: a directory for report.html, report.json and junit.xml.",
 )  # fmt: skip
-@click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
+@click.option(
+    "--servers", help="all, and faults by plan: addresses of a cluster that is there, with commas."
+)
+@click.option("--kube", help="With --servers: the namespace of its pods; faults delete them.")
+@click.option(
+    "--fault-command",
+    help="With --servers: a command that restarts a node; {node} stands for its name.",
+)
+@click.option(
+    "--previous", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="all, and upgrade: a directory with the packages of the version before.",
+)  # fmt: skip
+@click.option(
+    "--peer", type=click.Choice(["nats-server"]), help="Run it against nats-server instead."
+)
+@click.option("--nats-server", is_flag=True, help="The same as --peer nats-server.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
 def chaos_run(
     *, scenario: str, rate: int, rounds: int, seconds: float, nodes: int, seed: int | None,
     storage: str, minutes: float, report: Path | None, nats_server: bool, journal: Path | None,
+    servers: str | None, kube: str | None, fault_command: str | None, previous: Path | None,
+    peer: str | None,
 ) -> None:  # fmt: skip
     """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds; or `all`
     kinds of faults by a seeded plan, or one of them (an unknown name lists them)."""
@@ -71,19 +94,26 @@ def chaos_run(
     described["all"] = "faults of all kinds below, by a plan that follows from --seed"
     described |= {kind.name: kind.text for kind in KINDS.values()}
     if scenario not in described:
-        known = "\n".join(f"  {name:14} {text}" for name, text in described.items())
+        known = "\n".join(f"  {name:18} {text}" for name, text in described.items())
         raise click.UsageError(f'no scenario "{scenario}"; choose from\n{known}')
     if scenario == "all" or scenario in KINDS:
-        _campaign(
-            scenario, minutes=minutes, nodes=nodes, seed=seed, rate=min(rate, 200), report=report
-        )
+        run_by_plan(
+            PlanOptions(
+                scenario, minutes=minutes, nodes=nodes, seed=seed, rate=min(rate, RATE_MAX),
+                previous=previous, peer=nats_server or peer is not None, servers=servers,
+                kube=kube, fault_command=fault_command,
+            ),
+            report,
+        )  # fmt: skip
         return
+    if servers:
+        raise click.UsageError("--servers goes with `all` and with faults by plan")
     if scenario == "power-cut" and (reason := disks.missing()):
         raise click.ClickException(f"power-cut {reason}")
     settings = Settings(
         scenario, rate=rate, rounds=rounds, fault_seconds=seconds, report=journal,
         nodes=nodes, seed=seed, storage=storage,
-        command=tuple(nats_server_command()) if nats_server else None,
+        command=tuple(nats_server_command()) if nats_server or peer else None,
     )  # fmt: skip
     verdict: KillReport | Verdict
     with end_by_signal():
@@ -97,24 +127,78 @@ def chaos_run(
         raise SystemExit(1)
 
 
-def _campaign(
-    scenario: str, *, minutes: float, nodes: int, seed: int | None, rate: int, report: Path | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """As given on the command line."""
+
+    scenario: str
+    minutes: float
+    nodes: int
+    seed: int | None
+    rate: int
+    previous: Path | None
+    peer: bool  # nats-server
+    servers: str | None
+    kube: str | None
+    fault_command: str | None
+
+    def command(self, seed: int) -> str:
+        """That repeats the run."""
+        words = [f"jetraft chaos run {self.scenario} --minutes {self.minutes:g} --seed {seed}"]
+        if self.servers is None:
+            words.append(f"--nodes {self.nodes}")
+        words.append(f"--rate {self.rate}")
+        words += ["--peer nats-server"] * self.peer
+        for name in ("servers", "kube", "fault_command", "previous"):
+            if (value := getattr(self, name)) is not None:
+                words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
+        return " ".join(words)
+
+
+def run_by_plan(options: PlanOptions, report: Path | None) -> None:
+    from broker.bench.peers import nats_server_command
+    from chaos.campaign.campaign import (
+        CampaignSettings,
+        kinds_of,
+        random_seed,
+        replicas_for,
+    )
+    from chaos.campaign.foreign_target import ForeignSettings
+    from chaos.campaign.local_target import LocalSettings
+
+    foreign = None
+    if options.servers is not None:
+        if (options.kube is None) == (options.fault_command is None):
+            raise click.UsageError("--servers needs --kube or --fault-command, one of them")
+        urls = tuple(one.strip() for one in options.servers.split(",") if one.strip())
+        foreign = ForeignSettings(urls, options.kube, options.fault_command)
+    elif options.kube is not None or options.fault_command is not None:
+        raise click.UsageError("--kube and --fault-command go with --servers")
+    if options.nodes < NODES_LEAST:
+        raise click.UsageError(f"faults by plan need --nodes {NODES_LEAST} or more")
+    seed = random_seed() if options.seed is None else options.seed
+    local = LocalSettings(
+        options.nodes, previous=options.previous,
+        peer=tuple(nats_server_command()) if options.peer else None,
+    )  # fmt: skip
+    settings = CampaignSettings(
+        kinds_of(options.scenario), seconds=60 * options.minutes, seed=seed, rate=options.rate,
+        replicas=replicas_for(options.nodes), local=local, foreign=foreign,
+        command=options.command(seed),
+    )  # fmt: skip
+    _campaign(settings, report)
+
+
+def _campaign(settings: CampaignSettings, report: Path | None) -> None:
     from broker.local import NodeFailed
-    from chaos.campaign.campaign import CampaignSettings, random_seed, run_campaign
-    from chaos.campaign.network import NetworkFailed
-    from chaos.campaign.plan import KINDS
+    from chaos.campaign.campaign import run_campaign
+    from chaos.campaign.machines.network import NetworkFailed
     from chaos.campaign.report import write_report
 
-    kinds = tuple(KINDS) if scenario == "all" else (scenario,)
-    settings = CampaignSettings(
-        kinds, seconds=60 * minutes, nodes=nodes, rate=rate,
-        seed=random_seed() if seed is None else seed,
-    )  # fmt: skip
     try:
         with end_by_signal():
             record = asyncio.run(run_campaign(settings, click.echo))
-    except (NodeFailed, NetworkFailed) as error:
+    except (NodeFailed, NetworkFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
     for line in record.verdict.lines():
         click.echo(line)
@@ -124,6 +208,40 @@ def _campaign(
         click.echo(f"report: {write_report(record, report)}")
     click.echo(f"repeat it: {record.command}")
     if not record.ok:
+        raise SystemExit(1)
+
+
+@chaos.command("self-test")
+@click.argument("bugs", nargs=-1)
+@click.option("--verbose", is_flag=True, help="Say what happens in the runs.")
+def chaos_self_test(*, bugs: tuple[str, ...], verbose: bool) -> None:
+    """Plant BUGS (default: all known ones) in the brokers of a run, one at a time, and check that
+    the run reports each of them."""
+    from broker.local import NodeFailed
+    from chaos.campaign.self_test import PLANTED, find, not_possible
+
+    known = {planted.bug: planted for planted in PLANTED}
+    for name in bugs:
+        if name not in known:
+            raise click.UsageError(f'no bug "{name}"; choose from: {", ".join(known)}')
+    missed = 0
+    for name in bugs or known:
+        planted = known[name]
+        if reason := not_possible(planted):
+            click.echo(f"not tried: {name}: {reason}")
+            continue
+        try:
+            with end_by_signal():
+                record = asyncio.run(find(planted, click.echo if verbose else lambda _: None))
+        except NodeFailed as error:
+            raise click.ClickException(str(error)) from error
+        if record is None:
+            missed += 1
+            click.echo(f"NOT FOUND: {name} (faults: {planted.fault})")
+        else:
+            found = next(iter(record.verdict.anomalies.items()))
+            click.echo(f"found: {name} (faults: {planted.fault}): {found[0]}: {found[1][0]}")
+    if missed:
         raise SystemExit(1)
 
 

@@ -1,179 +1,218 @@
-"""A run against a real cluster: start it, put it to work, hurt it by plan, judge what is left.
+"""A run against a real cluster: put it to work, hurt it by plan, judge what is left.
 
 Owns: the order of the steps, and that everything is stopped and removed at the end.
 May not touch: processes other than those it started.
 Workloads: acked publishers that retry with their message id, an ordered reader, a durable worker
-with confirmed acks, and registers with compare and set."""
+with confirmed acks, and those of chaos/campaign/work."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import random
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-import nats.errors
-import nats.js.errors
 from nats.js.api import StreamConfig
 
-from broker.local import LocalCluster, LocalNode, NodeFailed, our_command
-from chaos.campaign import network
-from chaos.campaign.faults import FaultInjector
-from chaos.campaign.network import Namespaces
-from chaos.campaign.plan import KINDS, Needs, draw
+from broker.client import scan
+from broker.local import NodeFailed
+from broker.scan.client import ScanFailed
+from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
+from chaos.campaign.local_target import LocalSettings, LocalTarget, usable
+from chaos.campaign.plan import KINDS, draw
 from chaos.campaign.record import CampaignRecord, Injected, Seen
-from chaos.campaign.registers import Registers
-from chaos.checker import Verdict, check, check_readers
-from chaos.history import History
+from chaos.campaign.story import around
+from chaos.campaign.target import NO_ANSWER, Target
+from chaos.campaign.work.batches import IDS, Batches, RepeatedIds
+from chaos.campaign.work.campaign_work import CampaignWork
+from chaos.campaign.work.copies import MirrorCopy, PushReader, TableScans
+from chaos.campaign.work.lifecycles import LifeCycles
+from chaos.campaign.work.objects import Objects
+from chaos.campaign.work.registers import STREAM as REGISTERS
+from chaos.campaign.work.registers import Registers
+from chaos.checker import Stored, check, check_readers
+from chaos.history import History, Outcome
 from chaos.readers import OrderedReader, Worker
-from chaos.scenarios import STREAM, SUBJECT, Run, client_of, read_back
 from chaos.sim.promises.broken import BrokenPromise
-from chaos.workload import Workload
+from chaos.workload import Workload, connect, drain
 
+STREAM, SUBJECT = "CHAOS", "chaos.load"
+# Streams whose leaders are hit, by the workload that uses them.
+LED = {"": STREAM, Registers.NAME: REGISTERS, RepeatedIds.NAME: IDS}
+UNREADABLE = (*NO_ANSWER, ScanFailed)
 LOOK_EVERY_S = 1.0
 CATCH_UP_WITHIN_S = 120.0
 RETRY_FOR_S = 180.0
 DUPLICATE_WINDOW_S = 600  # longer than RETRY_FOR_S, or a retry would be stored again
-STORY_LINES = 40
-CLIENT_PORT, HTTP_PORT, ROUTE_PORT = 4222, 8222, 6222  # every namespace has its own
 
 
 @dataclass(frozen=True, slots=True)
 class CampaignSettings:
     kinds: tuple[str, ...]  # of faults
     seconds: float = 60.0
-    nodes: int = 3
     seed: int = 0
     rate: int = 200
-    environment: dict[str, str] = field(default_factory=dict)  # of the nodes
+    local: LocalSettings = LocalSettings()  # noqa: RUF009 - frozen
+    foreign: ForeignSettings | None = None  # in place of a cluster of its own
+    replicas: int = 3
+    # What is done besides publishing, reading and working: names of WORKS; None: all.
+    works: tuple[str, ...] | None = None
+    command: str = ""  # that repeats it
+
+    @property
+    def led(self) -> list[str]:
+        wanted = self.works
+        return [stream for work, stream in LED.items() if wanted is None or work in ("", *wanted)]
 
 
-async def run_campaign(settings: CampaignSettings, say: Callable[[str], None]) -> CampaignRecord:
-    """Run and judge. Raises NodeFailed if the cluster cannot be started."""
-    usable, not_tried = _usable(settings.kinds)
-    if not usable:
+Say = Callable[[str], None]
+
+
+async def run_campaign(settings: CampaignSettings, say: Say) -> CampaignRecord:
+    """Run and judge. Raises NodeFailed if the cluster cannot be started or reached."""
+    if settings.foreign is not None:
+        kinds, not_tried = foreign_usable(settings.kinds, settings.foreign)
+    else:
+        kinds, not_tried = usable(settings.kinds, settings.local)
+    if not kinds:
         raise NodeFailed("none of these faults can be tried here: " + "; ".join(not_tried))
+    if settings.foreign is not None:
+        record = await _against(settings, settings.foreign, kinds, say)
+    else:
+        record = await _started(settings, kinds, say)
+    record.not_tried = not_tried
+    return record
+
+
+async def _against(
+    settings: CampaignSettings, foreign: ForeignSettings, kinds: list[str], say: Say
+) -> CampaignRecord:
+    target, created = ForeignTarget(foreign, settings.led), []
+    try:
+        await target.open()
+        campaign = Campaign(settings, target, say)
+        await target.free_of(campaign.streams)
+        created = campaign.streams
+        record = await campaign.run(kinds)
+        created = campaign.streams
+        return record
+    finally:
+        await target.close(created)
+
+
+async def _started(settings: CampaignSettings, kinds: list[str], say: Say) -> CampaignRecord:
     with contextlib.ExitStack() as cleanup:
         place = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        spaces = None
-        if network.missing() is None:
-            spaces = Namespaces(settings.nodes)
-            spaces.make()
-            cleanup.callback(spaces.remove)
-        cluster = _cluster(place, settings, spaces)
-        cleanup.callback(cluster.stop)
-        where = "in namespaces" if spaces is not None else "on this host"
-        say(f"starting {settings.nodes} nodes {where}, seed {settings.seed}")
-        await asyncio.to_thread(cluster.start)
-        run = Campaign(settings, cluster, spaces, say)
-        record = await run.run(usable)
-        record.not_tried = not_tried
-        return record
-
-
-def _usable(kinds: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The kinds that can be tried here, and why the others cannot."""
-    reason = network.missing()
-    usable, not_tried = [], []
-    for name in kinds:
-        if reason is not None and KINDS[name].needs is Needs.NETWORK:
-            not_tried.append(f"{name}: {reason}")
-        else:
-            usable.append(name)
-    return usable, not_tried
-
-
-def _cluster(place: Path, settings: CampaignSettings, spaces: Namespaces | None) -> LocalCluster:
-    cluster = LocalCluster(place, size=settings.nodes, name="chaos")
-    if spaces is None:
-        cluster.prepare()
-    else:
-        routes = [f"{host}:{ROUTE_PORT}" for host in spaces.hosts]
-        for number, host in enumerate(spaces.hosts):
-            name = f"chaos-{number + 1}"
-            command = [*spaces.prefix(number), *our_command()]
-            node = LocalNode(
-                name, place / name, CLIENT_PORT, HTTP_PORT, ROUTE_PORT, command, host=host
-            )
-            node.write_config(cluster="chaos", routes=routes)
-            cluster.nodes.append(node)
-    for node in cluster.nodes:
-        node.environment.update(settings.environment)
-    return cluster
+        target = LocalTarget.make(
+            settings.local, place, kinds, cleanup=cleanup, streams=settings.led, say=say
+        )
+        await target.start()
+        try:
+            return await Campaign(settings, target, say).run(kinds)
+        finally:
+            await target.close()
 
 
 class Campaign:
-    """One run of a cluster that is up."""
+    """One run against a cluster that is up."""
 
-    def __init__(
-        self,
-        settings: CampaignSettings,
-        cluster: LocalCluster,
-        spaces: Namespaces | None,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: CampaignSettings, target: Target, say: Say) -> None:
         self._settings = settings
-        self._cluster = cluster
+        self._target = target
         self._say = say
-        self._run = Run(cluster, History(), say, 0.0)
-        self._replicas = min(settings.nodes, 3 if settings.nodes < 5 else 5)
+        self._history = History()
         self._last_state: dict[str, str] = {}
-        self._faults = FaultInjector(cluster, spaces, self._leader_name, say)
         self._injected: list[Injected] = []
         self._seen: list[Seen] = []
         self._looking = True
+        self.works = self._chosen_works()
+
+    def _chosen_works(self) -> list[CampaignWork]:
+        settings, urls, replicas = self._settings, self._target.urls, self._settings.replicas
+        own = self._target.own_reads
+        known: list[CampaignWork] = [
+            Registers(urls, replicas, settings.seed, direct_reads=own),
+            RepeatedIds(urls, replicas, settings.seed),
+            Batches(urls, replicas, settings.seed),
+            PushReader(urls, replicas, STREAM),
+            MirrorCopy(urls, replicas, STREAM),
+            Objects(urls, replicas, settings.seed),
+            LifeCycles(urls, replicas, settings.seed),
+        ]
+        if own:
+            known.append(TableScans(urls, STREAM, self._last_acked))
+        wanted = settings.works
+        return [work for work in known if wanted is None or work.name in wanted]
+
+    @property
+    def streams(self) -> list[str]:
+        """All that it creates."""
+        return [STREAM, *(name for work in self.works for name in work.streams)]
+
+    def _last_acked(self) -> int:
+        return max((one.seq for one in self._history.acked()), default=0)
 
     async def run(self, kinds: list[str]) -> CampaignRecord:
-        settings, urls = self._settings, self._cluster.urls
+        settings, urls = self._settings, self._target.urls
         await self._create()
+        await self._target.begin()
         ordered = OrderedReader(urls, STREAM)
-        worker = Worker(urls, STREAM, self._replicas)
+        worker = Worker(urls, STREAM, settings.replicas)
         await worker.create()
-        registers = Registers(urls, self._replicas, settings.seed)
-        await registers.create()
+        for work in self.works:
+            await work.create()
         workload = Workload(
-            [urls, urls], SUBJECT, settings.rate, self._run.history,
+            [urls, urls], SUBJECT, settings.rate, self._history,
             timeout_s=5.0, retry_for_s=RETRY_FOR_S,
         )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
-            for work in (ordered.run(), worker.run(), registers.run(), self._look()):
-                tasks.create_task(work)
+            for running in (ordered.run(), worker.run(), self._look()):
+                tasks.create_task(running)
+            others = [tasks.create_task(work.run(), name=work.name) for work in self.works]
             publishing = tasks.create_task(workload.run())
             try:
                 await self._inject_all(kinds)
             finally:
                 workload.stop()
-                registers.stopping = True
+                for work in self.works:
+                    work.stopping = True
+            self._say("waiting for the clients")
             await publishing
+            await asyncio.gather(*others)
             await self._caught_up(ordered, worker)
             ordered.stopping = worker.stopping = True
             self._looking = False
-        return await self._judged(ordered, worker, registers)
+        return await self._judged(ordered, worker)
 
     async def _create(self) -> None:
-        async with client_of(self._cluster.nodes[0]) as client:
+        client = await connect(self._target.urls)
+        try:
             await client.jetstream(timeout=30).add_stream(
                 StreamConfig(
-                    name=STREAM, subjects=[SUBJECT], num_replicas=self._replicas,
+                    name=STREAM, subjects=[SUBJECT], num_replicas=self._settings.replicas,
                     duplicate_window=DUPLICATE_WINDOW_S,
                 )
             )  # fmt: skip
+        finally:
+            await client.close()
 
     async def _inject_all(self, kinds: list[str]) -> None:
         settings = self._settings
-        plan = draw(settings.seed, nodes=settings.nodes, kinds=kinds, seconds=settings.seconds)
+        nodes = len(self._target.names)
+        plan = draw(settings.seed, nodes=nodes, kinds=kinds, seconds=settings.seconds)
         for fault in plan:
             await asyncio.sleep(fault.wait_s)
-            self._say(f"fault {fault.number} of {len(plan)}")
+            self._say(f"fault {fault.number} of {len(plan)}, {self._progress()}")
             one = Injected(fault.kind.name, fault.kind.text, [], time.monotonic_ns())
             self._injected.append(one)
             try:
-                one.nodes = await self._faults.inject(fault)
+                one.nodes = await self._target.inject(fault)
             except (NodeFailed, TimeoutError) as error:
                 one.failed = str(error)
                 self._say(f"the cluster did not recover: {error}")
@@ -181,13 +220,16 @@ class Campaign:
             one.end_ns = time.monotonic_ns()
         await asyncio.sleep(2.0)
 
-    async def _leader_name(self) -> str:
-        return (await self._run.leader()).name
+    def _progress(self) -> str:
+        publishes = self._history.publishes
+        acked = sum(one.outcome is Outcome.ACKED for one in publishes)
+        operations = sum(len(work.journal.operations) for work in self.works)
+        return f"{acked:,} of {len(publishes):,} publishes acked, {operations:,} other operations"
 
     async def _look(self) -> None:
         """Sample what every node is, for the lanes of the report."""
         while self._looking:
-            states = await asyncio.to_thread(self._states)
+            states = await self._target.states()
             now = time.monotonic_ns()
             for node, state in states.items():
                 if self._last_state.get(node) != state:
@@ -195,68 +237,122 @@ class Campaign:
                     self._seen.append(Seen(now, node, state))
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def _states(self) -> dict[str, str]:
-        return {node.name: _state(node) for node in self._cluster.nodes}
-
     async def _caught_up(self, ordered: OrderedReader, worker: Worker) -> None:
         """Wait, up to a limit; the checker reports what the readers lack after that."""
-        with contextlib.suppress(nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError):
-            async with client_of(self._cluster.nodes[0]) as client:
+        with contextlib.suppress(*NO_ANSWER):
+            client = await connect(self._target.urls)
+            try:
                 info = await client.jetstream(timeout=60).stream_info(STREAM)
+            finally:
+                await client.close()
             last, deadline = info.state.last_seq, time.monotonic() + CATCH_UP_WITHIN_S
             while time.monotonic() < deadline:
                 if ordered.last >= last and len(worker.received) >= last:
                     return
                 await asyncio.sleep(0.1)
 
-    async def _judged(
-        self, ordered: OrderedReader, worker: Worker, registers: Registers
-    ) -> CampaignRecord:
-        history, story = self._run.history, []
-        readings = await read_back(self._run)
-        verdict = check(history, readings, gapless=True)
-        check_readers(
-            verdict, next(iter(readings.values())), ordered=ordered.received, worker=worker
-        )
+    async def _read_back(self) -> dict[str, Stored]:
+        client = await connect(self._target.urls)
         try:
-            await registers.check()
-        except BrokenPromise as broken:
-            verdict.anomalies["registers are not linearizable"] = [str(broken)]
-            story = [str(one) for one in registers.journal.operations[-STORY_LINES:]]
+            last = (await client.jetstream(timeout=60).stream_info(STREAM)).state.last_seq
+        finally:
+            await client.close()
+        readings: dict[str, Stored] = {
+            "a consumer": await drain(self._target.urls, STREAM, last=last)
+        }
+        if self._every_node_stores:
+            for url in self._target.urls:
+                readings[url] = await asyncio.to_thread(_replica, url, last)
+        return readings
+
+    @property
+    def _every_node_stores(self) -> bool:
+        """And tells what it stores."""
+        return self._target.own_reads and self._settings.replicas == len(self._target.urls)
+
+    async def _different(self) -> list[str]:
+        """Streams of the other workloads whose replicas differ."""
+        if not self._every_node_stores:
+            return []
+        found = []
+        client = await connect(self._target.urls)
+        try:
+            infos = await client.jetstream(timeout=60).streams_info()
+        finally:
+            await client.close()
+        for info in infos:
+            name, last = info.config.name, info.state.last_seq
+            if name != STREAM and name in self.streams and last:
+                asked = (asyncio.to_thread(_digest, url, name, last) for url in self._target.urls)
+                if len(set(await asyncio.gather(*asked))) > 1:
+                    found.append(name)
+        return found
+
+    async def _judged(self, ordered: OrderedReader, worker: Worker) -> CampaignRecord:
+        self._say("reading everything back")
+        try:
+            readings = await self._read_back()
+        except UNREADABLE as error:
+            verdict = check(self._history, {"nobody": []})
+            verdict.anomalies = {"cannot be read back": [str(error) or type(error).__name__]}
+        else:
+            verdict = check(self._history, readings, gapless=True)
+            stored = next(iter(readings.values()))
+            check_readers(verdict, stored, ordered=ordered.received, worker=worker)
+        record = CampaignRecord(
+            f"{self._server()} under faults", self._settings.command, self._settings.seed,
+            list(self._target.names), self._history, verdict, faults=self._injected,
+            seen=self._seen, facts=self._target.facts(), works=self.works,
+        )  # fmt: skip
+        record.story = around(record, None, " ".join(chain(*verdict.anomalies.values())))
+        for work in self.works:
+            try:
+                await work.check()
+            except BrokenPromise as broken:
+                verdict.anomalies[work.name] = [str(broken)]
+                record.story += around(record, work.journal, str(broken))
+            except UNREADABLE as error:
+                problem = f"cannot be read back: {error or type(error).__name__}"
+                verdict.anomalies[work.name] = [problem]
+        try:
+            different = await self._different()
+        except UNREADABLE as error:
+            different = [str(error) or type(error).__name__]
+        if different:
+            verdict.anomalies.setdefault("replicas differ", []).extend(different)
         for one in self._injected:
             if one.failed:
                 verdict.anomalies.setdefault("did not recover", []).append(one.failed)
-        return self._record(verdict, story, registers)
+        return record
 
-    def _record(self, verdict: Verdict, story: list[str], registers: Registers) -> CampaignRecord:
-        settings = self._settings
-        names = "all" if len(settings.kinds) == len(KINDS) else settings.kinds[0]
-        minutes = settings.seconds / 60
-        command = (
-            f"jetraft chaos run {names} --minutes {minutes:g} --seed {settings.seed} "
-            f"--nodes {settings.nodes} --rate {settings.rate}"
-        )
-        facts = [("operations on registers", f"{len(registers.journal.operations):,}")]
-        return CampaignRecord(
-            f"JetRaft under faults: {names}", command, settings.seed,
-            [node.name for node in self._cluster.nodes], self._run.history, verdict,
-            faults=self._injected, seen=self._seen, story=story, facts=facts,
-        )  # fmt: skip
+    def _server(self) -> str:
+        return "JetRaft" if self._target.own_reads else "nats-server"
 
 
-def _state(node: LocalNode) -> str:
-    """leader (of the stream), follower, unhealthy or down."""
-    if node.process is None:
-        return "down"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if node.http("/healthz", timeout_s=0.5).get("status") != "ok":
-            return "unhealthy"
-        accounts: Any = node.http("/jsz?streams=1", timeout_s=0.5).get("account_details", [])
-        streams = [one for account in accounts for one in account["stream_detail"]]
-        leads = any(one["name"] == STREAM and one.get("leads") for one in streams)
-        return "leader" if leads else "follower"
-    return "unhealthy"
+def _replica(url: str, last: int) -> Stored:
+    """The messages in the replica of this node, which may have to catch up first."""
+    table = scan(STREAM, servers=url, last=last, pinned=True)
+    data = [bytes(value).decode() for value in table.column("data").to_pylist()]
+    return list(zip(table.column("seq").to_pylist(), data, strict=True))
+
+
+def _digest(url: str, stream: str, last: int) -> bytes:
+    """Of all messages in the replica of this node."""
+    table = scan(stream, servers=url, last=last, pinned=True)
+    digest = hashlib.sha256()
+    for seq, data in zip(table.column("seq").to_pylist(), table.column("data"), strict=True):
+        digest.update(b"%d %d " % (seq, len(data.as_py())))
+        digest.update(data.as_py())
+    return digest.digest()
+
+
+def replicas_for(nodes: int) -> int:
+    return min(nodes, 5) if nodes % 2 else min(nodes - 1, 5)
 
 
 def random_seed() -> int:
     return random.randrange(10**6)
+
+
+def kinds_of(scenario: str) -> tuple[str, ...]:
+    return tuple(KINDS) if scenario == "all" else (scenario,)

@@ -15,17 +15,29 @@ class Needs(Enum):
     NOTHING = "nothing"
     NETWORK = "namespaces"  # network.py
     FILES = "files"  # of nodes on this machine
+    DISK = "disk"  # a file system of its own for every node (chaos/disks.py)
+    ALTERED = "altered"  # altered_node.py
+    MEMBERS = "members"  # the system account, and a spare machine
+    PREVIOUS = "previous"  # a directory with the version before
+    LIMITS = "limits"  # of a process on this machine
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of fault. `leader`: it hits the leader of the stream, whoever that is by then."""
+    """One kind of fault. `leader`: it hits the leader of a stream, whoever that is by then.
+    `shape`: what its packets go through (tc)."""
 
     name: str
     text: str
     needs: Needs = Needs.NOTHING
     leader: bool = False
     hold_s: tuple[float, float] = (1.0, 6.0)
+    shape: str = ""
+    peer: bool = True  # nats-server can have it too
+
+
+def _network(name: str, text: str, *, leader: bool = False, shape: str = "") -> Kind:
+    return Kind(name, text, Needs.NETWORK, leader=leader, shape=shape)
 
 
 KINDS: dict[str, Kind] = {
@@ -39,15 +51,50 @@ KINDS: dict[str, Kind] = {
         Kind("pause", "stop a node's process for a while"),
         Kind("restart", "stop a node with SIGTERM, start it again", hold_s=(0.0, 1.0)),
         Kind("rolling-restart", "SIGTERM every node in turn", hold_s=(0.0, 0.5)),
-        Kind("isolated-leader", "no node reaches the leader", Needs.NETWORK, leader=True),
-        Kind("halves", "the network falls into two parts", Needs.NETWORK),
-        Kind("one-way", "what a node sends is lost, what is sent to it arrives", Needs.NETWORK),
-        Kind("ring", "every node reaches its neighbors only", Needs.NETWORK),
-        Kind("flapping", "a node is cut off and back, again and again", Needs.NETWORK),
+        Kind(
+            "upgrade", "every node in turn to the previous version, and back", Needs.PREVIOUS,
+            hold_s=(0.5, 1.0), peer=False,
+        ),
+        _network("isolated-leader", "no node reaches the leader", leader=True),
+        _network(
+            "old-leader", "the leader stands still, and comes back to clients but not to nodes",
+            leader=True,
+        ),
+        _network("halves", "the network falls into two parts"),
+        _network("one-way", "what a node sends is lost, what is sent to it arrives"),
+        _network("ring", "every node reaches its neighbors only"),
+        _network("flapping", "a node is cut off and back, again and again"),
+        _network("slow-link", "a node sends 2 Mbit/s at most",
+                 shape="tbf rate 2mbit burst 32kb latency 400ms"),
+        _network("delay", "what a node sends takes 100 ms longer, or 50, or 150",
+                 shape="netem delay 100ms 50ms"),
+        _network("loss", "every fifth packet that a node sends is lost", shape="netem loss 20%"),
+        Kind("clock-jump", "the wall clock of a node jumps, and back", Needs.ALTERED, peer=False),
+        Kind("slow-flush", "every flush of a node takes 0.3 s", Needs.ALTERED, peer=False),
+        Kind("slow-flush-leader", "every flush of the leader takes 0.3 s", Needs.ALTERED,
+             leader=True, peer=False),
+        Kind("failing-flush", "flushes of a node fail (EIO)", Needs.ALTERED, peer=False),
+        Kind("full-disk", "the disk of a node is full", Needs.DISK),
+        Kind("full-disk-all", "the disks of all nodes are full", Needs.DISK),
+        Kind("power-cut-minority", "a minority loses power: what was not flushed is gone",
+             Needs.DISK),
+        Kind("power-cut-all", "all nodes lose power while their disks are slow", Needs.DISK,
+             hold_s=(0.5, 1.5)),
         Kind("wipe", "a node loses its disk and comes back empty", Needs.FILES),
         Kind("flip", "a bit of a file of a node flips while it is down", Needs.FILES),
+        Kind("truncate", "a file of a node is cut while it is down", Needs.FILES),
+        Kind("lost-voter",
+             "a follower loses its log, and meets one that lags, while the others are down",
+             Needs.FILES, hold_s=(2.0, 4.0)),
+        Kind("members", "a node joins, another leaves and comes back empty", Needs.MEMBERS,
+             hold_s=(0.5, 1.0), peer=False),
+        Kind("few-descriptors", "a node can open no more files and sockets", Needs.LIMITS),
+        Kind("little-memory", "a node gets no more memory", Needs.LIMITS),
     )
-}
+}  # fmt: skip
+ONE_DAMAGED = ("wipe", "flip", "truncate", "lost-voter")  # one disk at a time: a minority
+ALL_NODES = ("kill-all", "power-cut-all", "full-disk-all")
+MINORITY = ("kill-minority", "halves", "power-cut-minority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +116,8 @@ def draw(
     spent = 0.0
     while spent < seconds:
         kind = KINDS[dice.choice(list(kinds))]
-        many = (nodes - 1) // 2 if kind.name in ("kill-minority", "halves") else 1
-        victims = tuple(range(nodes)) if kind.name == "kill-all" else tuple(
+        many = (nodes - 1) // 2 if kind.name in MINORITY else 1
+        victims = tuple(range(nodes)) if kind.name in ALL_NODES else tuple(
             sorted(dice.sample(range(nodes), max(1, many)))
         )  # fmt: skip
         fault = PlannedFault(

@@ -6,11 +6,15 @@ May not touch: how it is shown."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from chaos.campaign.work.campaign_work import CampaignWork
 from chaos.checker import Verdict
 from chaos.history import History, Outcome
+from chaos.sim.promises.journal import Result
 
 AFTER_S = 5.0  # an effect may show this long after a fault has ended
 
@@ -29,7 +33,7 @@ class Injected:
 
 @dataclass(slots=True)
 class Seen:
-    """The state of one node at one time: leader, follower, unhealthy or down."""
+    """The state of one node at one time: leader, follower, unhealthy, no answer or down."""
 
     at_ns: int
     node: str
@@ -51,6 +55,15 @@ class CampaignRecord:
     not_tried: list[str] = field(default_factory=list)  # kinds of faults, each with its reason
     story: list[str] = field(default_factory=list)  # around a violation
     facts: list[tuple[str, str]] = field(default_factory=list)  # further figures
+    works: Sequence[CampaignWork] = ()  # with their journals
+
+    def counts(self) -> list[tuple[str, int, int, int]]:
+        """Of every workload: its name, and operations that were ok, failed, and unknown."""
+        found = []
+        for work in self.works:
+            of = Counter(one.result for one in work.journal.operations)
+            found.append((work.name, of[Result.OK], of[Result.FAILED], of[Result.UNKNOWN]))
+        return found
 
     @property
     def ok(self) -> bool:

@@ -98,7 +98,7 @@ def test_groups_have_the_verbs_a_user_expects() -> None:
     assert verbs["consumer"] == {
         "add", "edit", "copy", "ls", "report", "info", "next", "sub", "pause", "resume", "rm",
     }  # fmt: skip
-    assert verbs["chaos"] == {"damage", "run", "sim"}
+    assert verbs["chaos"] == {"damage", "run", "self-test", "sim"}
     assert {"pub", "peers"} <= verbs["bench"]
 
 

@@ -47,6 +47,7 @@ VOCABULARY = (
     "raft.core.messages",
     "broker.jetstream.config",
     "broker.jetstream.incoming_message",
+    "chaos.sim.promises.journal",
 )
 VALUES = {
     "Enum",

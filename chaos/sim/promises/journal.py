@@ -1,6 +1,6 @@
 """The journal: every operation of every client, as invoked and as answered.
 
-Owns: the list of operations, with virtual times.
+Owns: the list of operations, with the times of a clock: virtual ones in the simulator.
 May not touch: clients, nodes.
 Spec: an operation is ok, failed for certain, or unknown (no answer). Checks judge the journal
 afterwards; nothing else tells what was promised."""
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
-
-from chaos.sim.world.virtual_time import WorldTime
+from typing import Any, Protocol
 
 SHOWN_MAX = 60  # characters of a value
+
+
+class JournalClock(Protocol):
+    @property
+    def now_ns(self) -> int: ...
 
 
 class Result(Enum):
@@ -49,7 +52,7 @@ def _short(value: Any) -> str:
 
 
 class Journal:
-    def __init__(self, world: WorldTime) -> None:
+    def __init__(self, world: JournalClock) -> None:
         self.operations: list[Operation] = []
         self._world = world
 

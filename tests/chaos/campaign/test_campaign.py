@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Sequence
 
 import pytest
 
-from chaos.campaign import network
-from chaos.campaign.campaign import CampaignSettings, run_campaign
-from chaos.campaign.network import Namespaces
-from chaos.campaign.registers import STREAM, Registers
+from chaos import disks
+from chaos.campaign.campaign import Campaign, CampaignSettings, run_campaign
+from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget
+from chaos.campaign.machines import network
+from chaos.campaign.machines.network import Namespaces
+from chaos.campaign.plan import KINDS
+from chaos.campaign.self_test import PLANTED, find
+from chaos.campaign.work.campaign_work import CampaignWork
+from chaos.campaign.work.registers import STREAM, Registers
+from chaos.sim.broker.planted_bugs import BROKER_BUGS
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.log_answers import READ, WRITE, check_log
 from chaos.sim.promises.stored import StoredRow
@@ -51,12 +58,38 @@ def pings(spaces: Namespaces, sender: int, receiver: int) -> bool:
 
 @needs_namespaces
 def test_a_leader_that_is_cut_off_breaks_no_promise() -> None:
+    """With every workload at work."""
     settings = CampaignSettings(("isolated-leader",), seconds=5, seed=1, rate=50)
     record = asyncio.run(run_campaign(settings, lambda _: None))
     assert record.ok, record.verdict.lines()
     assert record.verdict.acked > 50
     assert record.faults[0].end_ns
     assert {one.state for one in record.seen} >= {"leader", "follower"}
+    idle = [name for name, ok, _, _ in record.counts() if not ok]
+    assert idle == ["push consumer", "mirror"], "they have no operations of their own"
+
+
+@pytest.mark.skipif(disks.missing() is not None, reason=str(disks.missing()))
+def test_a_broker_that_acks_before_it_flushes_is_found_by_a_power_cut() -> None:
+    planted = PLANTED[0]
+    record = asyncio.run(find(planted, lambda _: None))
+    assert record is not None, planted.bug
+    assert "acked but lost" in record.verdict.anomalies
+    assert any("acked" in line for line in record.story)
+    assert any("power-cut-all" in line for line in record.story)
+
+
+def test_every_planted_bug_is_known_and_has_a_fault_and_work() -> None:
+    names = {work.name for work in campaign_works()}
+    for planted in PLANTED:
+        assert planted.bug in BROKER_BUGS
+        assert planted.fault in KINDS
+        assert set(planted.works) <= names
+
+
+def campaign_works() -> Sequence[CampaignWork]:
+    target = ForeignTarget(ForeignSettings(("nats://127.0.0.1:1",)), ["CHAOS"], _ours=True)
+    return Campaign(CampaignSettings(()), target, print).works
 
 
 def registers(*, stale: bool) -> Registers:

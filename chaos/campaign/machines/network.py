@@ -29,8 +29,9 @@ def missing() -> str | None:
     """Why there can be no namespaces here; None: they work."""
     if os.geteuid() != 0:
         return "needs root (network namespaces)"
-    if shutil.which("ip") is None:
-        return "needs the command ip (iproute2)"
+    for command in ("ip", "nsenter"):
+        if shutil.which(command) is None:
+            return f"needs the command {command}"
     name = f"jrtry{secrets.token_hex(2)}"
     try:
         _ip("netns", "add", name)
@@ -49,13 +50,15 @@ class Namespaces:
     subnet: int = field(default_factory=lambda: secrets.randbelow(250) + 1)
     _made: list[tuple[str, ...]] = field(default_factory=list)  # how to undo it, in reverse
     cuts: set[tuple[int, int]] = field(default_factory=set)  # from, to
+    shaped: set[int] = field(default_factory=set)
 
     @property
     def hosts(self) -> list[str]:
         return [f"{NETWORK}.{self.subnet}.{number + 1}" for number in range(self.count)]
 
     def prefix(self, node: int) -> list[str]:
-        return ["ip", "netns", "exec", self._space(node)]
+        # Not `ip netns exec`: that copies all mounts, and a disk that is unmounted stays in use.
+        return ["nsenter", f"--net=/var/run/netns/{self._space(node)}"]
 
     def make(self) -> None:
         """Raises NetworkFailed; what was made until then is removed."""
@@ -96,7 +99,20 @@ class Namespaces:
         self.cut(one, other)
         self.cut(other, one)
 
+    def shape(self, nodes: Sequence[int], discipline: str) -> None:
+        """All that these nodes send, to clients too, goes through a queueing discipline of tc."""
+        for node in nodes:
+            self.shaped.add(node)
+            _run_tool(
+                "tc", "-n", self._space(node), "qdisc", "replace", "dev", f"{self.tag}i{node}",
+                "root", *discipline.split(),
+            )  # fmt: skip
+
     def heal(self) -> None:
+        for node in sorted(self.shaped):
+            device = f"{self.tag}i{node}"
+            _run_tool("tc", "-n", self._space(node), "qdisc", "delete", "dev", device, "root")
+        self.shaped.clear()
         for sender, receiver in sorted(self.cuts):
             host = self.hosts[receiver]
             _ip("-n", self._space(sender), "route", "delete", "blackhole", f"{host}/32")
@@ -108,6 +124,7 @@ class Namespaces:
             undo = ["ip", *self._made.pop()]
             subprocess.run(undo, capture_output=True, timeout=COMMAND_WITHIN_S, check=False)
         self.cuts.clear()
+        self.shaped.clear()
 
     def _space(self, node: int) -> str:
         return f"{self.tag}n{node}"
@@ -117,9 +134,30 @@ class Namespaces:
         self._made.append(undo)
 
 
+def cannot_shape(discipline: str) -> str | None:
+    """Why packets cannot be delayed, lost or slowed down here; None: they can be."""
+    if (reason := missing()) is not None:
+        return reason
+    if shutil.which("tc") is None:
+        return "needs the command tc (iproute2)"
+    name = f"jrtry{secrets.token_hex(2)}"
+    _ip("netns", "add", name)
+    try:
+        _run_tool("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", *discipline.split())
+    except NetworkFailed:
+        return f"this kernel has no qdisc {discipline.split(maxsplit=1)[0]}"
+    finally:
+        _ip("netns", "delete", name)
+    return None
+
+
 def _ip(*arguments: str) -> None:
+    _run_tool("ip", *arguments)
+
+
+def _run_tool(*command: str) -> None:
     done = subprocess.run(
-        ["ip", *arguments], capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False
+        command, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False
     )
     if done.returncode != 0:
-        raise NetworkFailed(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise NetworkFailed(f"{' '.join(command)}: {done.stderr.strip()}")

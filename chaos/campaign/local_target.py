@@ -1,0 +1,171 @@
+"""A cluster that the campaign starts itself, of our servers or of nats-servers.
+
+Owns: its machines and their faults.
+May not touch: anything else of this computer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import re
+import urllib.error
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.local import LocalNode
+from chaos import disks
+from chaos.campaign.faults.injector import FaultInjector
+from chaos.campaign.machines import network
+from chaos.campaign.machines.machine import Machines
+from chaos.campaign.machines.network import Namespaces
+from chaos.campaign.plan import KINDS, Needs, PlannedFault
+from chaos.campaign.target import leader_of, roles
+from chaos.workload import connect
+
+LOOK_WITHIN_S = 2.0
+LEVEL = re.compile(r"^NEWEST_LEVEL\b.*=\s*(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    nodes: int = 3
+    bugs: tuple[str, ...] = ()  # planted (altered_node.py)
+    previous: Path | None = None  # the packages of the version before, for upgrades
+    peer: tuple[str, ...] | None = None  # the command of another server
+    environment: dict[str, str] = field(default_factory=dict)  # of the nodes
+
+
+def usable(kinds: Sequence[str], settings: LocalSettings) -> tuple[list[str], list[str]]:
+    """The kinds that can be tried here, and the others, each with the reason."""
+    no_network, no_disks = network.missing(), disks.missing()
+    found, not_tried = [], []
+    for name in kinds:
+        kind = KINDS[name]
+        reason = None
+        if settings.peer is not None and not kind.peer:
+            reason = "only for our own server"
+        elif kind.needs is Needs.NETWORK:
+            reason = no_network or (network.cannot_shape(kind.shape) if kind.shape else None)
+        elif kind.needs is Needs.DISK:
+            reason = no_disks
+        elif kind.needs is Needs.PREVIOUS and settings.previous is None:
+            reason = "needs the version before (--previous)"
+        if reason is None:
+            found.append(name)
+        else:
+            not_tried.append(f"{name}: {reason}")
+    return found, not_tried
+
+
+class LocalTarget:
+    """Made, not started, by `make`."""
+
+    def __init__(
+        self, settings: LocalSettings, machines: Machines, streams: Sequence[str],
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """`streams`: a fault that hits a leader hits that of one of them."""
+        self._settings = settings
+        self._machines = machines
+        self._streams = streams
+        self._names = [machine.node.name for machine in machines.all[:-1]]
+        self._faults = FaultInjector(machines, self._leader, say, settings.previous)
+        self._client: Any = None  # of a peer, whose monitoring port does not tell who leads
+
+    @classmethod
+    def make(
+        cls, settings: LocalSettings, place: Path, kinds: Sequence[str], *,
+        cleanup: contextlib.ExitStack, streams: Sequence[str], say: Callable[[str], None],
+    ) -> LocalTarget:  # fmt: skip
+        spaces = None
+        if network.missing() is None:
+            spaces = Namespaces(settings.nodes + 1)
+            cleanup.callback(spaces.remove)
+            spaces.make()
+        machines = Machines(
+            place, settings.nodes, bugs=settings.bugs, peer=settings.peer, spaces=spaces,
+            disks=any(KINDS[kind].needs is Needs.DISK for kind in kinds),
+            jetstream=_held_back(settings.previous),
+        )  # fmt: skip
+        machines.make(cleanup)
+        for machine in machines.all:
+            machine.node.environment.update(settings.environment)
+        where = "in namespaces" if spaces is not None else "on this host"
+        with_disks = ", each with a disk" if machines.disks else ""
+        say(f"starting {settings.nodes} nodes {where}{with_disks}")
+        return cls(settings, machines, streams, say)
+
+    async def start(self) -> None:
+        """Raises NodeFailed."""
+        await asyncio.to_thread(self._machines.cluster.start)
+
+    @property
+    def urls(self) -> Sequence[str]:
+        return [machine.node.url for machine in self._machines.all[:-1]]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    @property
+    def own_reads(self) -> bool:
+        return self._settings.peer is None
+
+    async def begin(self) -> None:
+        """All nodes are known."""
+
+    async def inject(self, fault: PlannedFault) -> list[str]:
+        return await self._faults.inject(fault)
+
+    async def _leader(self, salt: int) -> str:
+        return await leader_of(self.urls, self._streams[salt % len(self._streams)])
+
+    async def states(self) -> dict[str, str]:
+        nodes = [machine.node for machine in self._machines.all[:-1]]
+        if self._settings.peer is None:
+            asked = (asyncio.to_thread(_state, one, self._streams[0]) for one in nodes)
+            found = await asyncio.gather(*asked)
+            return {node.name: state for node, state in zip(nodes, found, strict=True)}
+        if self._client is None:
+            self._client = await connect(self.urls)
+        seen = await roles(self._client, self._streams[0])
+        running = {node.name: node.process is not None for node in nodes}
+        return {name: seen.get(name, "unhealthy") if up else "down" for name, up in running.items()}
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    def facts(self) -> list[tuple[str, str]]:
+        count = 0
+        for machine in self._machines.all:
+            if machine.node.log_path.exists():
+                count += machine.node.log_path.read_bytes().count(b"Traceback (most recent")
+        return [("tracebacks in logs", str(count))] if count else []
+
+
+def _held_back(previous: Path | None) -> str:
+    """A cluster that goes back to the version before must stay on its level."""
+    if previous is None:
+        return ""
+    source = previous / "broker" / "cluster" / "meta" / "feature_level.py"
+    found = LEVEL.search(source.read_text()) if source.exists() else None
+    return f"feature_level: {found[1] if found else 0}"
+
+
+def _state(node: LocalNode, stream: str) -> str:
+    if node.process is None:
+        return "down"
+    try:
+        accounts: Any = node.http("/jsz?streams=1", timeout_s=LOOK_WITHIN_S)["account_details"]
+        streams = [one for account in accounts for one in account["stream_detail"]]
+        if any(one["name"] == stream and one.get("leads") for one in streams):
+            return "leader"
+        return "follower" if node.http("/healthz", timeout_s=LOOK_WITHIN_S) else "unhealthy"
+    except urllib.error.HTTPError:
+        return "unhealthy"
+    except (OSError, ValueError, KeyError, http.client.HTTPException):
+        return "no answer"

@@ -1,0 +1,198 @@
+"""Other ways to read the stream of the publishers: a mirror, a push consumer, scans.
+
+Owns: their clients, and what each of them received.
+May not touch: the stream itself.
+Checks: the mirror holds what the stream holds; the push consumer gets every message at least once,
+with its content; a scan holds every message from the first to one that is not before the last one
+that was acknowledged when it began."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.js.api import AckPolicy, ConsumerConfig, StreamSource
+
+from broker.client import scan
+from broker.scan.client import ScanFailed
+from chaos.campaign.work.campaign_work import NO_ANSWER, create_stream, new_journal, stored_rows
+from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.journal import Journal, Result
+from chaos.workload import connect
+
+MIRROR = "CHAOS_MIRROR"
+PUSHED, PUSH_SUBJECT = "pushed", "chaos.pushed"
+CATCH_UP_WITHIN_S = 120.0
+SCAN_EVERY_S = 2.0
+SCAN_LAST = 5_000  # messages, from the end: a scan of all of them takes longer and longer
+PUSH_ACK_WAIT_S = 5
+
+
+@dataclass(slots=True)
+class MirrorCopy:
+    """The mirror works by itself; the check waits until it has everything."""
+
+    urls: Sequence[str]
+    replicas: int
+    origin: str
+    journal: Journal = field(default_factory=new_journal)
+    stopping: bool = False
+
+    @property
+    def name(self) -> str:
+        return "mirror"
+
+    @property
+    def streams(self) -> Sequence[str]:
+        return (MIRROR,)
+
+    async def create(self) -> None:
+        source = StreamSource(name=self.origin)
+        await create_stream(self.urls, name=MIRROR, mirror=source, num_replicas=self.replicas)
+
+    async def run(self) -> None:
+        """Nothing to do."""
+
+    async def check(self) -> None:
+        origin = await stored_rows(self.urls, self.origin)
+        deadline = time.monotonic() + CATCH_UP_WITHIN_S
+        while True:
+            copy = await stored_rows(self.urls, MIRROR)
+            if len(copy) >= len(origin) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.2)
+        for one, other in zip(origin, copy, strict=False):
+            if one != other:
+                raise BrokenPromise(f"the mirror has {_told(other)} in place of {_told(one)}")
+        if len(copy) != len(origin):
+            raise BrokenPromise(f"the mirror has {len(copy):,} messages of {len(origin):,}")
+
+
+def _told(row: Any) -> str:
+    return f"{bytes(row.data)[:24]!r} at {row.seq}"
+
+
+@dataclass(slots=True)
+class PushReader:
+    """A durable push consumer with explicit acks."""
+
+    urls: Sequence[str]
+    replicas: int
+    origin: str
+    journal: Journal = field(default_factory=new_journal)
+    stopping: bool = False
+    received: dict[int, bytes] = field(default_factory=dict)
+    changed: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return "push consumer"
+
+    @property
+    def streams(self) -> Sequence[str]:
+        return ()
+
+    async def create(self) -> None:
+        client = await connect(self.urls)
+        try:
+            await client.jetstream(timeout=30).add_consumer(
+                self.origin,
+                ConsumerConfig(
+                    durable_name=PUSHED, deliver_subject=PUSH_SUBJECT, num_replicas=self.replicas,
+                    ack_policy=AckPolicy.EXPLICIT, ack_wait=PUSH_ACK_WAIT_S, max_ack_pending=5000,
+                ),
+            )  # fmt: skip
+        finally:
+            await client.close()
+
+    async def run(self) -> None:
+        client = await connect(self.urls)
+
+        async def take(message: Any) -> None:
+            seq = message.metadata.sequence.stream
+            if self.received.setdefault(seq, message.data) != message.data:
+                self.changed.append(seq)
+            with contextlib.suppress(*NO_ANSWER):
+                await message.ack()
+
+        try:
+            await client.subscribe(PUSH_SUBJECT, cb=take)
+            last, deadline = None, 0.0
+            while last is None or (len(self.received) < last and time.monotonic() < deadline):
+                await asyncio.sleep(0.1)
+                if self.stopping and last is None:
+                    last = await self._last(client)
+                    deadline = time.monotonic() + CATCH_UP_WITHIN_S
+        finally:
+            await client.close()
+
+    async def _last(self, client: Any) -> int:
+        with contextlib.suppress(*NO_ANSWER):
+            return int((await client.jetstream(timeout=60).stream_info(self.origin)).state.last_seq)
+        return 0
+
+    async def check(self) -> None:
+        rows = {row.seq: row.data for row in await stored_rows(self.urls, self.origin)}
+        lost = [seq for seq in rows if seq not in self.received]
+        wrong = [seq for seq, data in self.received.items() if rows.get(seq) != data]
+        for what, found in (("not pushed", lost), ("pushed with another content", wrong),
+                            ("pushed with two contents", self.changed)):  # fmt: skip
+            if found:
+                raise BrokenPromise(f"{len(found):,} messages {what}: {found[:5]}")
+
+
+@dataclass(slots=True)
+class TableScans:
+    """Bulk reads, as Spark does them: planned by a leader, served by followers."""
+
+    urls: Sequence[str]
+    origin: str
+    last_acked: Callable[[], int]  # the highest sequence of an ack so far
+    journal: Journal = field(default_factory=new_journal)
+    stopping: bool = False
+
+    @property
+    def name(self) -> str:
+        return "scans"
+
+    @property
+    def streams(self) -> Sequence[str]:
+        return ()
+
+    async def create(self) -> None:
+        """Needs nothing."""
+
+    async def run(self) -> None:
+        servers = ",".join(self.urls)
+        while not self.stopping:
+            acked = self.last_acked()
+            first = max(acked - SCAN_LAST, 1)
+            operation = self.journal.invoke("scans", "scan", first=first, acked=acked)
+            with contextlib.suppress(ScanFailed, OSError):
+                table = await asyncio.to_thread(scan, self.origin, servers=servers, first=first)
+                rows = zip(
+                    table.column("seq").to_pylist(), table.column("data").to_pylist(), strict=True
+                )
+                self.journal.ok(operation, rows=dict(rows))
+            await asyncio.sleep(SCAN_EVERY_S)
+
+    async def check(self) -> None:
+        rows = {row.seq: row.data for row in await stored_rows(self.urls, self.origin)}
+        for one in self.journal.operations:
+            if one.result is not Result.OK:
+                continue
+            found, first = one.answer["rows"], one.fields["first"]
+            wanted = max(one.fields["acked"], first - 1)
+            last = max(found, default=first - 1)
+            if last < wanted or list(found) != list(range(first, last + 1)):
+                raise BrokenPromise(
+                    f"a scan from {first} found {len(found):,} messages up to {last}; {wanted} was "
+                    "acknowledged before it began"
+                )
+            wrong = [seq for seq, data in found.items() if bytes(data) != rows.get(seq)]
+            if wrong:
+                raise BrokenPromise(f"a scan found other contents than are stored: {wrong[:5]}")

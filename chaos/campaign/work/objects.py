@@ -1,0 +1,122 @@
+"""An object store: files are put by one client and fetched by another.
+
+Owns: the clients, and the contents that they put.
+May not touch: the servers.
+Checks: an object whose put was confirmed is found afterwards, whole and unchanged; a get during
+the run gives the content of the put, or no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats.js.errors
+from nats.js.api import ObjectStoreConfig
+
+from chaos.campaign.work.campaign_work import NO_ANSWER, READ_WITHIN_S, new_journal
+from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.journal import Journal, Result
+from chaos.workload import connect
+
+BUCKET = "chaos"
+PUT, GET = "put object", "get object"
+EVERY_S = 0.5
+SIZES = (0, 100, 130_000, 300_000)  # a chunk has 128 KB
+WITHIN_S = 15.0
+
+
+@dataclass(slots=True)
+class Objects:
+    urls: Sequence[str]
+    replicas: int
+    seed: int
+    journal: Journal = field(default_factory=new_journal)
+    stopping: bool = False
+
+    @property
+    def name(self) -> str:
+        return "objects"
+
+    @property
+    def streams(self) -> Sequence[str]:
+        return (f"OBJ_{BUCKET}",)
+
+    async def create(self) -> None:
+        client = await connect(self.urls)
+        try:
+            config = ObjectStoreConfig(bucket=BUCKET, replicas=self.replicas)
+            await client.jetstream(timeout=30).create_object_store(BUCKET, config=config)
+        finally:
+            await client.close()
+
+    async def run(self) -> None:
+        dice, client = random.Random(self.seed), await connect(self.urls)
+        count, known = 0, []
+        try:
+            while not self.stopping:
+                if client.is_connected:
+                    count += 1
+                    if await self._put(client, f"o{count}", dice.randbytes(dice.choice(SIZES))):
+                        known.append(f"o{count}")
+                    if known:
+                        await self._get(client, dice.choice(known))
+                await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
+        finally:
+            await client.close()
+
+    async def _put(self, client: Any, name: str, content: bytes) -> bool:
+        digest = hashlib.sha256(content).hexdigest()
+        operation = self.journal.invoke("objects", PUT, object=name, digest=digest)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                bucket = await client.jetstream(timeout=5).object_store(BUCKET)
+                await bucket.put(name, content)
+        except NO_ANSWER:
+            return False
+        self.journal.ok(operation)
+        return True
+
+    async def _get(self, client: Any, name: str) -> None:
+        operation = self.journal.invoke("objects", GET, object=name)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                bucket = await client.jetstream(timeout=5).object_store(BUCKET)
+                found = await bucket.get(name)
+        except nats.js.errors.ObjectNotFoundError:
+            self.journal.ok(operation, digest="")
+        except NO_ANSWER:
+            return
+        else:
+            data = found.data or b""
+            if len(data) == found.info.size:  # the client stops early when its connection ends
+                self.journal.ok(operation, digest=hashlib.sha256(data).hexdigest())
+
+    async def check(self) -> None:
+        put = {
+            one.fields["object"]: one.fields["digest"]
+            for one in self.journal.of_kind(PUT)
+            if one.result is Result.OK
+        }
+        for one in self.journal.of_kind(GET):
+            if one.result is Result.OK and one.answer["digest"] != put[one.fields["object"]]:
+                raise BrokenPromise(f"a get of {one.fields['object']} gave {_what(one.answer)}")
+        client = await connect(self.urls)
+        try:
+            bucket = await client.jetstream(timeout=READ_WITHIN_S).object_store(BUCKET)
+            for name, digest in put.items():
+                try:
+                    data = (await bucket.get(name)).data or b""
+                except nats.js.errors.ObjectNotFoundError:
+                    raise BrokenPromise(f"{name} was put and is lost") from None
+                if hashlib.sha256(data).hexdigest() != digest:
+                    raise BrokenPromise(f"{name} has another content than was put")
+        finally:
+            await client.close()
+
+
+def _what(answer: dict[str, Any]) -> str:
+    return "another content" if answer["digest"] else "no object, although its put was confirmed"
