@@ -44,6 +44,12 @@ COMMANDS = {
     "rtt": ("broker.cli.messages.probes", "Measure the round trip to servers."),
     "info": ("broker.cli.messages.probes", "Show the server and the account of this connection."),
     "context": ("broker.cli.context", "Saved servers and logins, shared with the `nats` tool."),
+    "server": ("broker.cli.operations.server", "Show servers and their health; checks."),
+    "account": ("broker.cli.operations.account", "What an account may use, and what it uses."),
+    "migrate": (
+        "broker.cli.operations.migrate",
+        "Copy all streams with their consumers to other servers.",
+    ),
     "bench": ("broker.cli.bench", "Measure publishing, alone or against nats-server."),
     "config": ("broker.cli.config", "Check a configuration file before a server reads it."),
     "completion": ("broker.cli.completion", "Completion of commands for bash, zsh or fish."),

@@ -47,7 +47,7 @@ def backup(
     partial = Path(_new_folder(folder))
     try:
         with connected(to) as client:
-            facts = _download(client, name, partial, consumers=consumers, check=check)
+            facts = download(client, name, partial, consumers=consumers, check=check)
         os.replace(partial, folder)
     except OSError as error:
         raise CommandFailed(f"{folder}: {error}") from error
@@ -68,7 +68,7 @@ def _new_folder(folder: Path) -> str:
         raise CommandFailed(f"{folder}: {error}") from error
 
 
-def _download(
+def download(
     client: BlockingClient, name: str, place: Path, *, consumers: bool, check: bool
 ) -> dict[str, Any]:
     inbox = f"{client.new_reply()}.chunks"
@@ -124,7 +124,7 @@ def restore(
         if api.stream_or_none(client, api.name(str(config["name"]))) is not None:
             raise CommandFailed(f"there is a stream {config['name']} already")
         with archive.open("rb") as data:
-            done = _upload(client, config, facts["state"], data, archive.stat().st_size)
+            done = upload(client, config, facts["state"], data, archive.stat().st_size)
     show_json(done) if as_json else print_stream(done)
 
 
@@ -144,7 +144,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _upload(
+def upload(
     client: BlockingClient, config: Config, state: Config, data: BinaryIO, total: int
 ) -> dict[str, Any]:
     name = str(config["name"])

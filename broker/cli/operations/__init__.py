@@ -1,0 +1,1 @@
+"""`server`, `account`, `top`, `graph` and `migrate`: what an operator does."""
