@@ -6,6 +6,7 @@ May not touch: processes that the runs did not start."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ def chaos_run(
     peer: str | None,
 ) -> None:  # fmt: skip
     """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds; or `all`
-    kinds of faults by a seeded plan, or one of them (an unknown name lists them)."""
+    kinds of faults by a seeded plan, or some of them, with commas (an unknown name lists them)."""
     from broker.bench.peers import nats_server_command
     from chaos import disks
     from chaos.campaign.plan import KINDS
@@ -93,10 +94,11 @@ def chaos_run(
     described["kill-rounds"] = "kill -9 one, two or all nodes at random moments, --rounds times"
     described["all"] = "faults of all kinds below, by a plan that follows from --seed"
     described |= {kind.name: kind.text for kind in KINDS.values()}
-    if scenario not in described:
+    by_plan = scenario == "all" or all(name in KINDS for name in scenario.split(","))
+    if scenario not in described and not by_plan:
         known = "\n".join(f"  {name:18} {text}" for name, text in described.items())
         raise click.UsageError(f'no scenario "{scenario}"; choose from\n{known}')
-    if scenario == "all" or scenario in KINDS:
+    if by_plan:
         run_by_plan(
             PlanOptions(
                 scenario, minutes=minutes, nodes=nodes, seed=seed, rate=min(rate, RATE_MAX),
@@ -195,6 +197,8 @@ def _campaign(settings: CampaignSettings, report: Path | None) -> None:
     from chaos.campaign.machines.network import NetworkFailed
     from chaos.campaign.report import write_report
 
+    # Readers that try the next replica say so; here this is the purpose.
+    logging.getLogger("jetraft").setLevel(logging.ERROR)
     try:
         with end_by_signal():
             record = asyncio.run(run_campaign(settings, click.echo))

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from nats.js.api import StreamConfig
 
-from broker.client import scan
+from broker.client import DataLost, scan
 from broker.local import NodeFailed
-from broker.scan.client import ScanFailed
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
 from chaos.campaign.local_target import LocalSettings, LocalTarget, usable
 from chaos.campaign.plan import KINDS, draw
@@ -31,7 +30,7 @@ from chaos.campaign.story import around
 from chaos.campaign.target import NO_ANSWER, Target
 from chaos.campaign.work.batches import IDS, Batches, RepeatedIds
 from chaos.campaign.work.campaign_work import CampaignWork
-from chaos.campaign.work.copies import MirrorCopy, PushReader, TableScans
+from chaos.campaign.work.copies import NO_TABLE, MirrorCopy, PushReader, TableScans
 from chaos.campaign.work.lifecycles import LifeCycles
 from chaos.campaign.work.objects import Objects
 from chaos.campaign.work.registers import STREAM as REGISTERS
@@ -45,7 +44,7 @@ from chaos.workload import Workload, connect, drain
 STREAM, SUBJECT = "CHAOS", "chaos.load"
 # Streams whose leaders are hit, by the workload that uses them.
 LED = {"": STREAM, Registers.NAME: REGISTERS, RepeatedIds.NAME: IDS}
-UNREADABLE = (*NO_ANSWER, ScanFailed)
+UNREADABLE = (*NO_ANSWER, *NO_TABLE, DataLost)
 LOOK_EVERY_S = 1.0
 CATCH_UP_WITHIN_S = 120.0
 RETRY_FOR_S = 180.0
@@ -355,4 +354,7 @@ def random_seed() -> int:
 
 
 def kinds_of(scenario: str) -> tuple[str, ...]:
-    return tuple(KINDS) if scenario == "all" else (scenario,)
+    """`all`, or names with commas between them. Raises KeyError with the one that is none."""
+    if scenario == "all":
+        return tuple(KINDS)
+    return tuple(KINDS[name].name for name in scenario.split(","))

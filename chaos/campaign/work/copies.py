@@ -17,8 +17,7 @@ from typing import Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, StreamSource
 
-from broker.client import scan
-from broker.scan.client import ScanFailed
+from broker.client import DataLost, NoServer, PlanRefused, ScanFailed, scan
 from chaos.campaign.work.campaign_work import NO_ANSWER, create_stream, new_journal, stored_rows
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.journal import Journal, Result
@@ -27,6 +26,7 @@ from chaos.workload import connect
 MIRROR = "CHAOS_MIRROR"
 PUSHED, PUSH_SUBJECT = "pushed", "chaos.pushed"
 CATCH_UP_WITHIN_S = 120.0
+NO_TABLE = (ScanFailed, NoServer, PlanRefused, OSError)
 SCAN_EVERY_S = 2.0
 SCAN_LAST = 5_000  # messages, from the end: a scan of all of them takes longer and longer
 PUSH_ACK_WAIT_S = 5
@@ -172,8 +172,13 @@ class TableScans:
             acked = self.last_acked()
             first = max(acked - SCAN_LAST, 1)
             operation = self.journal.invoke("scans", "scan", first=first, acked=acked)
-            with contextlib.suppress(ScanFailed, OSError):
+            try:
                 table = await asyncio.to_thread(scan, self.origin, servers=servers, first=first)
+            except DataLost as lost:  # nothing is ever removed
+                self.journal.failed(operation, lost=str(lost))
+            except NO_TABLE:
+                pass  # unknown
+            else:
                 rows = zip(
                     table.column("seq").to_pylist(), table.column("data").to_pylist(), strict=True
                 )
@@ -183,7 +188,9 @@ class TableScans:
     async def check(self) -> None:
         rows = {row.seq: row.data for row in await stored_rows(self.urls, self.origin)}
         for one in self.journal.operations:
-            if one.result is not Result.OK:
+            if one.result is Result.FAILED:
+                raise BrokenPromise(f"a scan was told that messages are lost: {one.answer['lost']}")
+            if one.result is Result.UNKNOWN:
                 continue
             found, first = one.answer["rows"], one.fields["first"]
             wanted = max(one.fields["acked"], first - 1)

@@ -1,0 +1,102 @@
+"""A cluster that somebody has: what is asked of kubectl, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from broker.cli.main import cli
+from broker.local import NodeFailed, free_ports
+from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
+from chaos.campaign.plan import KINDS
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubectl that notes its arguments, and says what is in the file `answer`."""
+    script = tmp_path / "kubectl"
+    script.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$*" >> {tmp_path}/asked\ncat {tmp_path}/answer\n'
+        f"test ! -e {tmp_path}/fails\n"
+    )
+    script.chmod(0o755)
+    (tmp_path / "answer").write_text("yes\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def target(**settings: str) -> ForeignTarget:
+    one = ForeignTarget(ForeignSettings(("nats://127.0.0.1:1",), **settings), ["CHAOS"])
+    one._names = ["jetraft-0", "jetraft-1", "jetraft-2"]
+    return one
+
+
+def test_pods_are_deleted_at_once_or_gently(kubectl: Path) -> None:
+    one = target(kube="shop")
+    one._hit(["jetraft-1", "jetraft-2"], gently=False)
+    one._hit(["jetraft-0"], gently=True)
+    assert (kubectl / "asked").read_text().splitlines() == [
+        "-n shop delete pod jetraft-1 jetraft-2 --wait=false --grace-period=0 --force",
+        "-n shop delete pod jetraft-0 --wait=false",
+    ]
+
+
+def test_a_deletion_that_fails_is_told(kubectl: Path) -> None:
+    (kubectl / "fails").touch()
+    (kubectl / "answer").write_text("pods is forbidden")
+    with pytest.raises(NodeFailed, match=r"kubectl -n shop delete pod .* pods is forbidden"):
+        target(kube="shop")._hit(["jetraft-0"], gently=True)
+
+
+def test_the_command_gets_the_name_of_the_node(tmp_path: Path) -> None:
+    target(command=f"touch '{tmp_path}/hit {{node}}'")._hit(["jetraft-2"], gently=True)
+    assert (tmp_path / "hit jetraft-2").exists()
+
+
+def test_what_cannot_be_tried_there_is_named() -> None:
+    kinds, not_tried = foreign_usable(list(KINDS), ForeignSettings((), kube="shop"))
+    assert "kill-all" in kinds
+    assert "power-cut-all: not by deleting pods" in not_tried
+    assert len(kinds) + len(not_tried) == len(KINDS)
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["chaos", "run", "all", "--minutes", "0.1", *words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_a_cluster_that_does_not_answer_is_a_sentence() -> None:
+    url = f"nats://127.0.0.1:{free_ports(1)[0]}"
+    code, said = run("--servers", url, "--fault-command", "true")
+    assert code == 1
+    assert f"{url} does not answer" in said
+
+
+def test_options_that_do_not_fit_are_named() -> None:
+    assert "--servers needs --kube or --fault-command" in run("--servers", "nats://a")[1]
+    assert "go with --servers" in run("--kube", "shop")[1]
+    assert "need --nodes 3 or more" in run("--nodes", "1")[1]
+
+
+def test_no_permission_to_delete_pods_is_a_sentence(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kubectl / "answer").write_text("no\n")
+
+    class Connected:
+        _server_info = {"go": "python3"}
+
+        async def close(self) -> None: ...
+
+    async def connect(_: object) -> Connected:
+        return Connected()
+
+    monkeypatch.setattr("chaos.campaign.foreign_target.connect", connect)
+    with pytest.raises(NodeFailed, match="pods in the namespace shop cannot be deleted"):
+        asyncio.run(target(kube="shop").open())
+    assert (kubectl / "asked").read_text() == "-n shop auth can-i delete pods\n"
