@@ -18,6 +18,7 @@ from pathlib import Path
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 SIZE_MB = 1024
+CAP_SYS_ADMIN = 1 << 21  # capabilities(7)
 
 
 def missing() -> str | None:
@@ -29,7 +30,17 @@ def missing() -> str | None:
             return f"needs {tool}"
     if not Path("/dev/loop-control").exists():
         return "needs loop devices"
+    if not _may_mount():
+        return "needs the right to mount (CAP_SYS_ADMIN), which this container lacks"
     return None
+
+
+def _may_mount() -> bool:
+    """Root inside of a container often may not."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) & CAP_SYS_ADMIN)
+    return True
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from chaos.campaign.local_target import LocalSettings, usable
 from chaos.campaign.plan import ALL_NODES, KINDS, draw
 
 
@@ -24,3 +25,15 @@ def test_faults_hit_a_minority(nodes: int, kind: str) -> None:
 def test_a_long_run_has_every_kind() -> None:
     plan = draw(3, nodes=5, kinds=list(KINDS), seconds=3600)
     assert {fault.kind.name for fault in plan} == set(KINDS)
+
+
+def test_without_root_the_rest_is_tried_and_what_is_not_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    kinds, not_tried = usable(list(KINDS), LocalSettings())
+    assert {"kill-leader", "pause", "wipe", "clock-jump"} <= set(kinds)
+    assert not {"halves", "power-cut-all", "full-disk"} & set(kinds)
+    assert "halves: needs root (network namespaces)" in not_tried
+    assert "power-cut-all: needs root to mount loop file systems" in not_tried
+    assert "upgrade: needs the version before (--previous)" in not_tried
