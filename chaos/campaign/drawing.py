@@ -6,14 +6,14 @@ May not touch: the run; it reads a finished record."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from statistics import median
 
 from chaos.campaign.record import CampaignRecord, Seen
 from chaos.history import Publish
 
-WIDTH, LEFT, RIGHT, CHART, LANE, GAP = 1000, 100, 10, 110, 16, 6  # pixels
+WIDTH, LEFT, RIGHT, CHART, LANE, GAP = 1000, 130, 10, 110, 16, 6  # pixels
 TOP = 34  # above the first chart: two rows for the names of faults
 BUCKETS = 200
 LETTER = 6.2  # width of one, about
@@ -117,8 +117,8 @@ def _latency(middle: list[float], slowest: list[float], top: int) -> Iterator[st
         if value <= highest:
             text = f"{value} ms" if value < SLOWEST_MS[3] else f"{value // 1000} s"
             yield from _level(top, share(value), text)
-    yield _polyline([share(one) for one in slowest], top, "var(--slow)")
-    yield _polyline([share(one) for one in middle], top, "var(--leader)")
+    for values, color in ((slowest, "var(--slow)"), (middle, "var(--leader)")):
+        yield _polyline([share(one) if one else None for one in values], top, color)
 
 
 def _name(text: str, more: str, top: int) -> Iterator[str]:
@@ -136,15 +136,23 @@ def _level(top: int, share: float, text: str) -> Iterator[str]:
     )
 
 
-def _polyline(shares: list[float], top: int, color: str, *, filled: bool = False) -> str:
+def _polyline(shares: Sequence[float | None], top: int, color: str, *, filled: bool = False) -> str:
+    """None: nothing was measured, the line has a gap."""
     width = (WIDTH - LEFT - RIGHT) / (BUCKETS - 1)
-    points = " ".join(
-        f"{LEFT + number * width:.1f},{top + CHART - CHART * share:.1f}"
-        for number, share in enumerate(shares)
+    runs: list[list[str]] = [[]]
+    for number, share in enumerate(shares):
+        if share is None:
+            runs.append([])
+        else:
+            runs[-1].append(f"{LEFT + number * width:.1f},{top + CHART - CHART * share:.1f}")
+    line = "".join(
+        f'<polyline points="{" ".join(run)}" fill="none" stroke="{color}" stroke-width="1.4"/>'
+        for run in runs
+        if run
     )
-    line = f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.4"/>'
     if not filled:
         return line
+    points = " ".join(runs[0])
     ends = f"{LEFT},{top + CHART} {points} {WIDTH - RIGHT},{top + CHART}"
     return f'<polygon points="{ends}" fill="{color}" opacity="0.15"/>{line}'
 

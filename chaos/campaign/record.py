@@ -81,9 +81,12 @@ class CampaignRecord:
         """The longest time without an ack that the fault may have caused."""
         times = sorted(one.done_ns for one in self.history.acked())
         begin, end = fault.begin_ns, (fault.end_ns or fault.begin_ns) + int(AFTER_S * 1e9)
+        later = [one.begin_ns for one in self.faults if one.begin_ns > begin]
+        end = min(end, *later) if later else end
         first = max(bisect_left(times, begin) - 1, 0)
         last = min(bisect_right(times, end) + 1, len(times))
-        return max((b - a for a, b in pairwise(times[first:last])), default=0) / 1e9
+        gaps = (min(b, end) - a for a, b in pairwise(times[first:last]))
+        return max(gaps, default=0) / 1e9
 
     def unanswered(self, fault: Injected) -> tuple[int, int]:
         """Publishes sent during the fault that failed, and that got no answer."""

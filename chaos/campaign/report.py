@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
+from statistics import median
 from xml.sax.saxutils import quoteattr
 
 from chaos.campaign.drawing import COLORS, drawing
@@ -45,7 +46,7 @@ pre{overflow-x:auto;background:#8881;padding:10px;border-radius:6px;font-size:13
 @media(max-width:640px){thead{display:none}tr{display:block;padding:8px 0;
 border-bottom:1px solid var(--line)}td{display:flex;justify-content:space-between;gap:16px;
 border:0;padding:1px 0;text-align:right}td::before{content:attr(data-name);color:var(--soft);
-text-align:left;white-space:nowrap}}
+text-align:left;white-space:nowrap}td:first-child{font-weight:600}}
 """
 
 
@@ -208,7 +209,7 @@ def _by_kind(record: CampaignRecord) -> Iterator[str]:
         failed, unknown = (sum(pair) for pair in zip(*map(record.unanswered, found), strict=True))
         rows.append([
             (kind, ""), (str(len(found)), "number"),
-            (f"{gaps[len(gaps) // 2]:.2f} s", "number"), (f"{gaps[-1]:.2f} s", "number"),
+            (f"{median(gaps):.2f} s", "number"), (f"{gaps[-1]:.2f} s", "number"),
             (f"{back[-1]:.1f} s" if back else "never", "number"),
             (str(failed), "number"), (str(unknown), "number"),
         ])  # fmt: skip

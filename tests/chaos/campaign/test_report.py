@@ -9,6 +9,8 @@ from pathlib import Path
 
 from chaos.campaign.record import CampaignRecord, Injected, Seen
 from chaos.campaign.report import write_report
+from chaos.campaign.story import around
+from chaos.campaign.work.campaign_work import new_journal
 from chaos.checker import check
 from chaos.history import History, Outcome, Publish
 
@@ -39,6 +41,26 @@ def test_a_fault_has_its_gap_and_its_unanswered_publishes() -> None:
     one = record()
     assert round(one.gap_s(one.faults[0]), 3) == 0.7
     assert one.unanswered(one.faults[0]) == (0, 1)
+
+
+def test_what_the_next_fault_does_is_not_told_of_the_one_before() -> None:
+    one = record()
+    before = Injected("pause", "pause a node", ["n2"], 2 * S, 3 * S)
+    one.faults.insert(0, before)
+    assert round(one.gap_s(before), 3) == 0.1
+    assert round(one.gap_s(one.faults[1]), 3) == 0.7
+
+
+def test_the_story_has_the_operations_around_a_violation_and_the_fault() -> None:
+    told = around(record(), None, "m45, m47")
+    assert any("publish m47: acked" in line for line in told)
+    assert any("kill of n1 begins" in line for line in told)
+    assert not any("m20" in line for line in told)
+    journal = new_journal()
+    for number in (1, 2):
+        journal.ok(journal.invoke("ids", "publish", id=f"i{number}"), seq=number)
+    (line,) = around(record(), journal, "id i2 is stored twice")
+    assert "ids publish (id i2): ok" in line
 
 
 def test_the_page_of_a_good_run(tmp_path: Path) -> None:
