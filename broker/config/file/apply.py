@@ -177,9 +177,11 @@ def _mappings(file: _File, key: str, item: Item) -> None:
     file.draft.top["mappings"] = read_mappings(file.report, item)
 
 
+_CONSOLE: dict[str, Setter] = {"admin": _boolean("console", "admin")}
+
+
 def _console(file: _File, key: str, item: Item) -> None:
-    keys: dict[str, Setter] = {"admin": _boolean("console", "admin")}
-    file.report.block(_map(key, item), keys, frozenset(), file)
+    file.report.block(_map(key, item), _CONSOLE, frozenset(), file)
 
 
 def _websocket(file: _File, key: str, item: Item) -> None:
