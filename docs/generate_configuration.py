@@ -1,7 +1,8 @@
 """docs/configuration.md, made from the code that reads the configuration file.
 
-Owns: that file. The keys and their other spellings are found in the syntax tree of `broker/config/file`; what they mean is in
-`docs/configuration_keys.yaml`. A key without a meaning is an error, and so is a meaning without a key.
+Owns: that file. The keys and their other spellings are found in the syntax tree of
+`broker/config/file`; what they mean is in `docs/configuration_keys.yaml`. A key without a meaning
+is an error, and so is a meaning without a key.
 Run `python docs/generate_configuration.py` after a change.
 May not touch: the server."""
 
@@ -62,9 +63,8 @@ def groups(module: str, function: str, tables: list[str]) -> Iterator[list[str]]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             for inner in ast.walk(node):
-                if isinstance(inner, ast.Compare) and isinstance(inner.left, ast.Name):
-                    if inner.left.id in ("key", "name"):
-                        yield from _compared(inner)
+                if isinstance(inner, ast.Compare) and ast.unparse(inner.left) in ("key", "name"):
+                    yield from _compared(inner)
     for node in tree.body:
         if isinstance(node, ast.AnnAssign | ast.Assign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -118,9 +118,9 @@ def rows(block: dict[str, object]) -> list[tuple[str, str, str]]:
         raise LookupError(f"{block['title']}: no such key: {sorted(set(meanings) - set(found))}")
     made = []
     for key, text in meanings.items():
-        status, _, meaning = (
-            text.partition(": ") if text.split(":")[0] in STATUS else ("", "", text)
-        )
+        status, _, meaning = text.partition(": ")
+        if status not in STATUS:
+            status, meaning = "", text
         name = f"`{key}`" + "".join(f", `{other}`" for other in found[key])
         made.append((name, STATUS[status], meaning))
     return made

@@ -101,7 +101,7 @@ async def release(folder: Path) -> AsyncIterator[tuple[Kubelet, Load, Authority]
             (folder / name).write_bytes(content)
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
         user, password = (kubelet.secret("jr-jetraft-auth", key) for key in ("user", "password"))
-        client = await nats.connect(
+        client = await nats.connect(  # noqa: TID251 - closed below, also when it fails
             kubelet.urls, tls=context, user=user, password=password, max_reconnect_attempts=-1,
             reconnect_time_wait=0.1, error_cb=quiet,
         )  # fmt: skip
