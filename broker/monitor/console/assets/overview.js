@@ -36,7 +36,8 @@ function members(app) {
 
 function card({ name, server, statsz, role, replica }) {
   const offline = replica?.offline || (role && !statsz);
-  const behind = replica && !offline && (!replica.current || replica.lag > 0);
+  // A follower is an entry or two behind whenever something is written.
+  const behind = replica && !offline && (!replica.current || replica.lag > 100);
   const js = statsz?.jetstream?.stats;
   return element("article", { class: `node ${offline ? "offline" : behind ? "behind" : ""}` },
     element("h3", {}, name, element("span", { class: `pill ${offline ? "bad" : behind ? "warn" : "soft"}` },
