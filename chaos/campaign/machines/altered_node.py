@@ -1,8 +1,7 @@
 """A real server process under altered conditions: `python -m chaos.campaign.machines.altered_node`.
 
 Owns: what is replaced in this process before the server begins: the wall clock, the flushes of
-files, how much of a log is kept for followers and, to prove that a campaign can fail, functions
-with a planted bug.
+files and, to prove that a campaign can fail, functions with a planted bug.
 May not touch: how the server works otherwise; the server has no switch for any of this.
 Arguments: the file of the conditions (conditions.py), which may change while the server runs; the
 names of planted bugs (chaos/sim/bugs), with commas, or "-"; then those of `python -m broker`.
@@ -17,14 +16,12 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chaos.campaign.machines.conditions import NORMAL, Conditions
 
 LOOK_EVERY_S = 0.02
-SHORT_LOGS = {"keep_entries": 20, "step_entries": 20}
 
 
 class ConditionsFile:
@@ -79,20 +76,6 @@ def alter_flushes(conditions: ConditionsFile) -> None:
     os.fsync, os.fdatasync = altered(os.fsync), altered(os.fdatasync)
 
 
-def shorten_logs() -> None:
-    """A log is cut early, so that a replica needs a snapshot after seconds, not after hours."""
-    from broker.cluster import runtime
-
-    compaction = replace(runtime.REAL_PLATFORM.compaction, **SHORT_LOGS)
-    platform = replace(runtime.REAL_PLATFORM, compaction=compaction)
-    begin = runtime.Runtime.__init__
-
-    def begin_with_it(self: runtime.Runtime, options: Any) -> None:
-        begin(self, options, platform)
-
-    setattr(runtime.Runtime, "__init__", begin_with_it)  # noqa: B010 - replaced
-
-
 def plant(names: list[str], until: ExitStack) -> None:
     from chaos.sim.broker.planted_bugs import BROKER_BUGS
 
@@ -105,7 +88,6 @@ def main() -> int:
     conditions = ConditionsFile(Path(path))
     alter_clock(conditions)
     alter_flushes(conditions)
-    shorten_logs()
     with ExitStack() as until:
         plant([] if bugs == "-" else bugs.split(","), until)
         sys.argv = ["broker", *arguments]
