@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 RATE_MAX = 200  # of publishes in a run by plan: there is other work, too
 NODES_LEAST = 3
+LOGIN = re.compile(r"//[^@/,]*@")  # of a URL
 SHRUNK_MAX = 3  # failing seeds that are shrunk and told; the others are only named
 
 
@@ -153,7 +155,8 @@ class PlanOptions:
         words += ["--peer nats-server"] * self.peer
         for name in ("servers", "kube", "fault_command", "previous"):
             if (value := getattr(self, name)) is not None:
-                words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
+                shown = LOGIN.sub("//...@", str(value))  # the report is shown to others
+                words.append(f"--{name.replace('_', '-')} {shlex.quote(shown)}")
         return " ".join(words)
 
 

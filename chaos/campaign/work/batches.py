@@ -28,6 +28,7 @@ from chaos.workload import connect
 
 BATCHES, IDS = "CHAOS_BATCHES", "CHAOS_IDS"
 EVERY_S = 0.1
+BATCH_CLIENTS = 3
 OLD_IDS = 200  # one of so many is repeated
 
 
@@ -54,12 +55,18 @@ class Batches:
         )  # fmt: skip
 
     async def run(self) -> None:
-        dice, client, count = random.Random(self.seed), await connect(self.urls), 0
+        """Several clients: a batch must not be mixed with another one."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(BATCH_CLIENTS):
+                tasks.create_task(self._client(f"c{number}"), name=self.name)
+
+    async def _client(self, name: str) -> None:
+        dice, client, count = random.Random(f"{self.seed} {name}"), await connect(self.urls), 0
         try:
             while not self.stopping:
                 if client.is_connected:
                     count += 1
-                    await self._batch(client, f"b{count}", dice.randint(1, 6))
+                    await self._batch(client, f"{name}b{count}", dice.randint(1, 6))
                 await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
         finally:
             await client.close()
@@ -70,6 +77,7 @@ class Batches:
             for number in range(1, members):
                 headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(number)}
                 await client.publish(BATCHES, f"{name}/{number}".encode(), headers=headers)
+                await asyncio.sleep(0)  # others come in between
             headers = {
                 "Nats-Batch-Id": name, "Nats-Batch-Sequence": str(members),
                 "Nats-Batch-Commit": "1",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from broker.cli.chaos import PlanOptions
 from broker.cli.main import cli
 from broker.local import NodeFailed, free_ports
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
@@ -100,3 +101,13 @@ def test_no_permission_to_delete_pods_is_a_sentence(
     with pytest.raises(NodeFailed, match="pods in the namespace shop cannot be deleted"):
         asyncio.run(target(kube="shop").open())
     assert (kubectl / "asked").read_text() == "-n shop auth can-i delete pods\n"
+
+
+def test_the_command_that_repeats_a_run_has_no_password() -> None:
+    options = PlanOptions(
+        "all", minutes=1, nodes=3, seed=None, rate=50, previous=None, peer=False,
+        servers="nats://me:secret@a:4222,nats://me:secret@b:4222", kube="shop", fault_command=None,
+    )  # fmt: skip
+    told = options.command(7)
+    assert "secret" not in told
+    assert "--seed 7 --rate 50 --servers nats://...@a:4222,nats://...@b:4222 --kube shop" in told
