@@ -268,6 +268,10 @@ class Planner:
         """Any request to the cluster. Raises as `plan` does."""
         return self._ask(lambda link: link.ask(subject, body))
 
+    def on_link(self, work: Callable[[ScanLink], T]) -> T:
+        """Work that may be begun again on another server. Raises as `plan` does."""
+        return self._ask(work)
+
     def _ask(self, question: Callable[[ScanLink], T]) -> T:
         reasons: dict[str, str] = {}
         for round_number in range(FETCH_ROUNDS):

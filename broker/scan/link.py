@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from broker.scan.login import Login, LoginUnusable
@@ -71,6 +71,12 @@ def login_of(servers: str) -> tuple[str, str, bool]:
     return unquote(parts.username or ""), unquote(parts.password or ""), parts.scheme == "tls"
 
 
+class InboxMessage(NamedTuple):
+    reply: bytes
+    status: bytes  # of its headers, "" for an ordinary message
+    body: bytes
+
+
 class ScanLink:
     """The constructor logs in. Not thread-safe; one plan or one scan at a time."""
 
@@ -123,6 +129,10 @@ class ScanLink:
         size = sum(map(len, body))
         head = f"PUB {subject} {self._inbox} {size}\r\n".encode()
         self._socket.sendall(b"".join((head, *body, b"\r\n")))
+
+    def send_lines(self, lines: bytes) -> None:
+        """Operations of the client protocol that are not answered."""
+        self._socket.sendall(lines)
 
     def next_answer(self) -> bytes:
         """Raises PlanRefused if nobody serves the subject."""
@@ -232,6 +242,13 @@ class ScanLink:
             self._subscribed = True
 
     def _message(self) -> bytes:
+        message = self.next_message()
+        if message.status.startswith(b"503"):
+            raise PlanRefused(503, "nobody answers: JetStream is off or starting, or not JetRaft")
+        return message.body
+
+    def next_message(self) -> InboxMessage:
+        """Raises PlanRefused for a missing permission."""
         line = self._operation()
         fields = line.split()
         if line.startswith(b"-ERR 'Permissions Violation"):
@@ -241,13 +258,13 @@ class ScanLink:
         if fields[0] not in {b"MSG", b"HMSG"}:
             raise ScanProtocolError(f"{self._endpoint} answers {line[:80]!r} to a request")
         body = bytes(self.read_exactly(int(fields[-1]) + 2))[:-2]
-        if fields[0] == b"MSG":
-            return body
+        sizes = 1 if fields[0] == b"MSG" else 2
+        reply = fields[3] if len(fields) > 3 + sizes else b""
+        if sizes == 1:
+            return InboxMessage(reply, b"", body)
         header_size = int(fields[-2])
-        status = body[:header_size].split(b"\r\n", 1)[0]
-        if status.startswith(b"NATS/1.0 503"):
-            raise PlanRefused(503, "nobody answers: JetStream is off or starting, or not JetRaft")
-        return body[header_size:]
+        status = body[:header_size].split(b"\r\n", 1)[0].removeprefix(b"NATS/1.0").strip()
+        return InboxMessage(reply, status, body[header_size:])
 
 
 class Scan:

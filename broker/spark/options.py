@@ -51,6 +51,7 @@ KNOWN: Final = (
     "maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay",
     "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition",
     "columns", "pushdown", "includeHeaders", "readFrom", "failOnDataLoss", "readerName",
+    "ackConsumer",
     "verifyChecksums", "busyTimeout", "connectTimeoutMs", "readTimeoutMs",
     "subject", "writerId", "blockRows", "window",
 )  # fmt: skip
@@ -118,6 +119,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: IncludeHeaders
     reader: str
+    ack_consumer: str  # "": nothing is acknowledged
     verify_checksums: bool
     busy_timeout_s: float
 
@@ -176,6 +178,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=values.flag("failOnDataLoss", default=True),
         include_headers=values.choice("includeHeaders", IncludeHeaders.RAW),
         reader=values.get("readerName"),
+        ack_consumer=_ack_consumer(values, starting),
         verify_checksums=values.flag("verifyChecksums", default=True),
         busy_timeout_s=values.duration_s("busyTimeout", BUSY_TIMEOUT_S),
     )
@@ -230,6 +233,21 @@ def checked_name(stream: str) -> str:
 def subjects_fit(subjects: tuple[str, ...]) -> bool:
     """Whether a request can carry so many."""
     return len(subjects) <= SUBJECTS_MAX and len(json.dumps(subjects)) <= SUBJECT_CHARS_MAX
+
+
+def _ack_consumer(values: Values, starting: OffsetBounds) -> str:
+    name = values.get("ackConsumer")
+    if not name:
+        return ""
+    if set(name) & set(" \t\r\n.*>/\\"):
+        raise OptionError(f"ackConsumer: {name!r} is not a name of a consumer")
+    bounds = {starting.every, *starting.by_stream.values()} - {None}
+    if starting.time_ns is not None or bounds - {Edge.EARLIEST}:
+        raise OptionError(
+            "with ackConsumer a query begins with the first message, because it acknowledges all "
+            "that it has passed: remove startingOffsets and startingTimestamp"
+        )
+    return name
 
 
 def _streams(values: Values) -> tuple[tuple[str, ...], str]:

@@ -24,7 +24,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from broker.scan.acknowledge import CommitConsumer
 from broker.scan.arrow import stored_columns
+from broker.scan.client import NoServer
 from broker.scan.protocol import PlanRefused, ScanPlan, same_incarnation
 from broker.spark.offsets import Offset, Offsets, offsets_json, parse_offsets, ranges
 from broker.spark.options import Edge, SourceOptions
@@ -68,16 +70,20 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offsets | None = None
         self._pinned = False
         self._target: dict[str, int] | None = None  # AvailableNow: stop here
+        self._consumers: dict[str, CommitConsumer] = {}
         self._latest: Offsets = {}  # for the progress of the query
         self._batch_at: float | None = None  # when the last batch with rows was planned
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_planner": QueryPlanner(self._options)}
+        return self.__dict__ | {"_planner": QueryPlanner(self._options), "_consumers": {}}
 
     def initialOffset(self) -> dict[str, Any]:
         """Called twice for a new query; both calls must return the same (see latestOffset)."""
         if self._initial is None:
-            found = [(name, *self._planner.first(name, Edge.LATEST)) for name in self._names_now()]
+            default = Edge.EARLIEST if self._options.ack_consumer else Edge.LATEST
+            found = [(name, *self._planner.first(name, default)) for name in self._names_now()]
+            for _, plan, _ in found if self._options.ack_consumer else ():
+                self._acking(plan)
             self._initial = {name: Offset(name, plan.id, first) for name, plan, first in found}
         return self._json(self._initial)
 
@@ -129,12 +135,32 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._options, self._names)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Offsets live in Spark's checkpoint, and the stream keeps its messages."""
+        """Offsets live in Spark's checkpoint, and the stream keeps its messages, unless a consumer
+        acknowledges them. What cannot be acknowledged now is with the next batch."""
+        if not self._options.ack_consumer:
+            return
+        for offset in parse_offsets(end, self._options).values():
+            plan = self._plan_of(offset.stream)
+            if plan is None or not same_incarnation(plan.id, offset.id):
+                continue
+            try:
+                self._acking(plan).acknowledge(offset.next)
+            except NoServer as nobody:
+                logger.warning("stream %s: acknowledged later: %s", offset.stream, nobody)
 
     def stop(self) -> None:
         self._planner.close()
 
     # -- private ----------------------------------------------------------------------------------
+
+    def _acking(self, plan: ScanPlan) -> CommitConsumer:
+        """The consumer of the option ackConsumer; it is created where it is missing."""
+        if plan.stream not in self._consumers:
+            cluster = self._planner.cluster
+            found = CommitConsumer(cluster, plan.stream, self._options.ack_consumer)
+            found.ensure(plan.retention)
+            self._consumers[plan.stream] = found
+        return self._consumers[plan.stream]
 
     def _json(self, offsets: Offsets) -> dict[str, Any]:
         return offsets_json(offsets, single=self._options.is_single)

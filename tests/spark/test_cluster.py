@@ -180,3 +180,42 @@ def test_rows_are_written_once_however_often_tasks_and_queries_run(
         wrong = made.select("data").write.format("jetraft").mode("append")
         with pytest.raises(Exception, match=says):
             wrong.option("servers", servers(nodes)).options(**options).save()
+
+
+async def create_queue(urls: list[str]) -> None:
+    connection = await open_client(urls)
+    context = connection.jetstream(timeout=10, publish_async_max_pending=2 * WINDOW)
+    await context.add_stream(
+        name="QUEUE", subjects=["queue"], num_replicas=3, retention="workqueue"
+    )
+    acks = [await context.publish_async("queue", b"%d" % k) for k in range(WINDOW)]
+    await asyncio.gather(*acks)
+    await connection.close()
+
+
+async def left(urls: list[str]) -> int:
+    connection = await open_client(urls)
+    info = await connection.jetstream(timeout=10).stream_info("QUEUE")
+    await connection.close()
+    return int(info.state.messages)
+
+
+def test_a_work_queue_lets_go_of_what_the_checkpoint_has(
+    spark: Any, nodes: LocalCluster, tmp_path: Path
+) -> None:
+    run(lambda: create_queue(nodes.urls))
+    source = spark.readStream.format("jetraft").option("servers", servers(nodes))
+    writer = (
+        source.options(ackConsumer="query", maxRecordsPerTrigger="300")
+        .load("QUEUE")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    finished(lambda: writer.start(str(tmp_path / "out")))
+    rows = spark.read.parquet(str(tmp_path / "out")).selectExpr("count(distinct seq)", "count(*)")
+    assert tuple(rows.first()) == (WINDOW, WINDOW)
+    # Spark tells of the last batch when the query runs again
+    assert run(lambda: left(nodes.urls)) in (0, WINDOW % 300)
+    finished(lambda: writer.start(str(tmp_path / "out")))
+    assert run(lambda: left(nodes.urls)) == 0

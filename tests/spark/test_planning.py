@@ -182,11 +182,23 @@ def test_options_are_read_in_any_case() -> None:
         ("streamPattern", "T*", "not both"),
         ("jwt", "eyJ", "nkey"),
         ("tlsKey", "k.pem", "tlsCert"),
+        ("ackConsumer", "a.b", "ackConsumer: 'a.b' is not a name"),
     ],
 )
 def test_bad_options_say_what_is_wrong(name: str, value: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         parse_options({"stream": "S", name: value})
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{"startingOffsets": "latest"}, {"startingOffsets": '{"S": 7}'}, {"startingTimestamp": "5"}],
+)
+def test_a_query_that_acknowledges_begins_with_the_first_message(start: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match="begins with the first message"):
+        parse_options({"stream": "S", "ackConsumer": "query", **start})
+    earliest = {"stream": "S", "ackConsumer": "query", "startingOffsets": "earliest"}
+    assert parse_options(earliest).ack_consumer == "query"
 
 
 def test_names_of_the_kafka_source_and_tables_of_a_catalog_are_understood() -> None:

@@ -142,6 +142,13 @@ KEYS: dict[str, tuple[str, ...]] = {
         '{ remotes: [ { url: "nats://h:7422", deny_imports: "a.>", deny_exports: ["b"] } ] }',
         '{ remotes: [ { url: "nats://h:7422", nothing: 1 } ] }', "{ port: 7422, reconnect: 3 }",
         '{ remotes: [ { url: "nats://h:7422", first_info_timeout: "3s", no_randomize: true } ] }',
+        '{ remotes: [ { url: "ws://h:80" } ] }', '{ remotes: [ { url: "nats://h:7422", disabled: true } ] }',
+        '{ remotes: [ { url: "nats://h:7422", hub: true } ] }', "{ port: 7422, compression: s2_auto }",
+        '{ remotes: [ { url: "nats://h:7422", isolate: true } ] }', '{ port: 7422, advertise: "h:1" }',
+        '{ remotes: [ { url: "nats://h:7422", compression: s2_fast } ] }', "{ port: 7422, write_deadline: 2s }",
+        '{ remotes: [ { url: "nats://h:7422", jetstream_cluster_migrate: true } ] }',
+        '{ port: 7422, isolate_leafnode_interest: true }', '{ remotes: [ { url: "nats://h:7422" } ] }\n'
+        'cluster: { name: c, port: 6222 }\nserver_name: n\njetstream: { domain: a }',
     ),
     "gateway": ("{ name: a, port: 7222 }",),
     "mqtt": ("{ port: 1883 }",), "mappings": (

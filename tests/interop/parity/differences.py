@@ -32,6 +32,15 @@ REFUSED_KEYS = (
     "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression: s2_fast",
     "cluster: { port: 6222, permissions",
 )  # fmt: skip
+LEAF_NODES = (
+    'leafnodes: { remotes: [[] { url: "ws://', "leafnodes: { port: 7422, compression: s2",
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", compression: s2',
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", hub',
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", isolate',
+    "leafnodes: { port: 7422, isolate", "leafnodes: { port: 7422, write_deadline",
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", jetstream_cluster_migrate',
+    'leafnodes: { remotes: [[] { url: "nats://h:7422" } ] }?cluster',
+)  # fmt: skip
 STRICTER = (
     "max_payload: 65MB",
     "max_pending: 10*",
@@ -215,6 +224,16 @@ DESIGN = (
         "accepted",
         "not supported; a setting is never ignored",
         _files(REFUSED_KEYS),
+    ),
+    ByDesign(
+        "Configuration",
+        "refused for leaf nodes: WebSocket URLs, `compression` other than off, `hub`, `isolate`, "
+        "`isolate_leafnode_interest`, `write_deadline`, `jetstream_cluster_migrate`, a proxy, and "
+        "remotes of a cluster with JetStream (a remote of a single server with JetStream, and one of "
+        "a cluster without, work)",
+        "accepted",
+        "not supported; every node of a cluster with JetStream would store what the hub sends",
+        _files(LEAF_NODES),
     ),
     ByDesign(
         "Configuration",
