@@ -71,6 +71,7 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned = False
         self._target: dict[str, int] | None = None  # AvailableNow: stop here
         self._consumers: dict[str, CommitConsumer] = {}
+        self._acknowledged: Offsets = {}
         self._latest: Offsets = {}  # for the progress of the query
         self._batch_at: float | None = None  # when the last batch with rows was planned
 
@@ -107,6 +108,9 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pinned = True
             if self._initial == begin:
                 return start
+        # Spark ends a batch before it asks for the next one, but does not tell of the last batch of
+        # a query that ends: it is acknowledged when the query runs again.
+        self._acknowledge(begin)
         waits_until = self._clock() + (IDLE_WAIT_S if self._target is None else 0.0)
         while True:
             end = self._latest_from(begin, limit)
@@ -137,21 +141,27 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Offsets live in Spark's checkpoint, and the stream keeps its messages, unless a consumer
         acknowledges them. What cannot be acknowledged now is with the next batch."""
-        if not self._options.ack_consumer:
-            return
-        for offset in parse_offsets(end, self._options).values():
-            plan = self._plan_of(offset.stream)
-            if plan is None or not same_incarnation(plan.id, offset.id):
-                continue
-            try:
-                self._acking(plan).acknowledge(offset.next)
-            except NoServer as nobody:
-                logger.warning("stream %s: acknowledged later: %s", offset.stream, nobody)
+        self._acknowledge(parse_offsets(end, self._options))
 
     def stop(self) -> None:
         self._planner.close()
 
     # -- private ----------------------------------------------------------------------------------
+
+    def _acknowledge(self, done: Offsets) -> None:
+        if not self._options.ack_consumer:
+            return
+        for offset in done.values():
+            if self._acknowledged.get(offset.stream) == offset:
+                continue
+            plan = self._plan_of(offset.stream)
+            if plan is None or not same_incarnation(plan.id, offset.id):
+                continue
+            try:
+                self._acking(plan).acknowledge(offset.next)
+                self._acknowledged[offset.stream] = offset
+            except NoServer as nobody:
+                logger.warning("stream %s: acknowledged later: %s", offset.stream, nobody)
 
     def _acking(self, plan: ScanPlan) -> CommitConsumer:
         """The consumer of the option ackConsumer; it is created where it is missing."""

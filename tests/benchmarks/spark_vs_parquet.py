@@ -126,6 +126,7 @@ class Bench:
         )
 
     def filtered(self, title: str, ours: Callable[[], Any], bar: float) -> None:
+        self.cost(ours)  # Spark starts the workers that plan
         figures = [self.cost(ours) for _ in range(self.rounds)]
         total, broker = (statistics.median(one[k] for one in figures) for k in (0, 1))
         shares = [one / full for one, full in zip((total, broker), self._full, strict=False)]
@@ -142,6 +143,8 @@ class Bench:
         made = self.spark.range(0, self.rows, numPartitions=2).selectExpr(f"'{payload}' as data")
         made.persist().count()
         options = {"servers": self.servers, "subject": f"SINK{replicas}.a"}
+        few = made.limit(100).write.format("jetraft").mode("append").options(**options)
+        few.save(f"SINK{replicas}")  # Spark starts its workers
         begun = time.perf_counter()
         writer = made.write.format("jetraft").mode("append").options(**options)
         writer.save(f"SINK{replicas}")

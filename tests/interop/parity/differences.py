@@ -259,6 +259,13 @@ DESIGN = (
 
 OPEN = (
     ByDesign(
+        "Streams and consumers",
+        "`CONSUMER.RESET` to a later sequence on an interest stream: what was passed over stays until "
+        "a limit, a purge or the end of the consumer removes it",
+        "it is removed if no other consumer wants it",
+        "not built; acknowledge instead of resetting",
+    ),
+    ByDesign(
         "Monitoring",
         "/varz and the `server` of system answers have no `feature_flags`, `git_commit` and "
         "`disk_io_wait_stats`",
