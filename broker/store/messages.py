@@ -10,13 +10,13 @@ from the front costs the dropped rows, or one step per whole block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from broker.store import search
 from broker.store.block.codec import Block, BlockBuilder, Rows, stamped
-from broker.store.block.columns import FILE_SIZING, Sizing, blanked
+from broker.store.block.columns import FILE_SIZING, Sizing
 from broker.store.deadlines import Deadlines
 from broker.store.index import SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter, counted, matching_parts
@@ -25,7 +25,7 @@ from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import WHOLE_BYTES, BlockCache, Segment, Segments
 from broker.store.state_keys import BlockFiles
-from broker.subjects import Steps, finish
+from broker.subjects import Steps, finish, has_wildcard
 
 TRAIL_MAX = 4096  # messages per subject; larger subjects are searched for in blocks
 FILTERS_KEPT_MAX = 256
@@ -222,17 +222,7 @@ class MessageStore:
     def erase(self, seq: int) -> bool:
         """Remove the message and overwrite its headers and data. Older copies in the database and
         in the log are the caller's task (broker/cluster/replica/state_flush.py)."""
-        found = self.rows(seq)
-        if found is None:
-            return False
-        segment = self.segments.all[self.segments.at(seq)]
-        rows, i = found
-        if not isinstance(rows, Block):
-            rows = Block(self.segments.builder.build(seal=False), verify=False)
-        self._removal.one(seq)
-        if segment.live:
-            self.segments.replace_rows(segment, blanked(rows, i))
-        return True
+        return self._removal.erase(seq)
 
     def drop_before(self, seq: int) -> int:
         """Remove every message below `seq`. Returns how many were removed."""
@@ -241,6 +231,8 @@ class MessageStore:
     def purge(self, subject: bytes | None = None, up_to: int | None = None, keep: int = 0) -> int:
         """Remove messages (of a subject or pattern) below `up_to`, except the newest `keep`.
         Returns how many. If `up_to` is above the last sequence, the next message gets `up_to`."""
+        if subject and up_to is None and not has_wildcard(subject):
+            return self.drop_oldest_of(subject, keep)
         if subject and subject != b">":
             part = self.purge_part(subject, up_to, keep)
             count = part.count
@@ -297,6 +289,11 @@ class MessageStore:
         excess = entry.count - keep
         self._removal.oldest_of(subject, entry, excess)
         return excess
+
+    def drop_oldest_of_many(self, excess: Mapping[bytes, int]) -> None:
+        """Remove so many of the oldest messages of each subject. As `drop_oldest_of` for one after
+        the other in their order, but one pass over the blocks."""
+        self._removal.oldest_of_many(excess)
 
     def remember_trails(self, count_max: int) -> None:
         """Prepare for `drop_oldest_of` with this limit: keep trails of subjects. 0: keep none."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from broker.store.block.codec import Rows
-from broker.store.block.columns import Sizing
+from broker.store.block.codec import Block, Rows
+from broker.store.block.columns import Sizing, blanked
 from broker.store.index import SubjectEntry, SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.search import live_stretches, row_at, without_deleted
-from broker.store.segments import Segment, Segments, View
+from broker.store.segments import Run, Segment, Segments, View
 
 _FEW_ROWS = 4  # so few rows are read one by one; for more, runs of equal subjects are used
 _EVERYTHING = SubjectFilter(())
@@ -43,6 +43,7 @@ class ShrinkingStore(Protocol):
     @property
     def sizing(self) -> Sizing: ...
     def rows(self, seq: int, /) -> tuple[Rows, int] | None: ...
+    def has(self, seq: int, /) -> bool: ...
 
 
 class Removal:
@@ -56,13 +57,32 @@ class Removal:
         self.journal: list[tuple[int, int]] = []
 
     def one(self, seq: int) -> bool:
+        if not self._take_one(seq):
+            return False
+        self._settle_floor()
+        return True
+
+    def _take_one(self, seq: int) -> bool:
         found = self.store.rows(seq)
         if found is None:
             return False
         segments = self.store.segments
         i = found[1]
         self._take_rows(segments.all[segments.at(seq)], [(i, i + 1)])
-        self._settle_floor()
+        return True
+
+    def erase(self, seq: int) -> bool:
+        """Remove the message, and overwrite its headers and data in its block."""
+        found, segments = self.store.rows(seq), self.store.segments
+        if found is None:
+            return False
+        segment = segments.all[segments.at(seq)]
+        rows, i = found
+        if not isinstance(rows, Block):
+            rows = Block(segments.builder.build(seal=False), verify=False)
+        self.one(seq)
+        if segment.live:
+            segments.replace_rows(segment, blanked(rows, i))
         return True
 
     def many(self, seqs: Iterable[int]) -> int:
@@ -154,17 +174,80 @@ class Removal:
                 entry.trail_shrank(count)
                 entry.first = trail[2 * count]
         else:
-            left: SubjectEntry | None = entry
-            while left is not None and count > 0:
-                segment, stretches = self._oldest_stretches(subject, left, count)
-                newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
-                count -= self._take_rows(segment, stretches)
-                left = self.store.index.get(subject)
-                if left is not None:
-                    left.first = newest  # removed, but a better lower bound than before
+            if count == 1 and self.store.has(entry.first):
+                self._take_one(entry.first)
+                count, left = 0, self.store.index.get(subject)
+            else:
+                left = self._search_oldest(subject, entry, count)
+            if left is not None and self.store.has(left.last) and left.count == 1:
+                left.first = left.last
             if left is not None and left.count <= self.store.trail_max:
                 left.trail = self._trail(subject, left)
         self._settle_floor()
+
+    def _search_oldest(
+        self, subject: bytes, entry: SubjectEntry, count: int
+    ) -> SubjectEntry | None:
+        """Remove the oldest, block by block. Returns the entry of what is left."""
+        left: SubjectEntry | None = entry
+        while left is not None and count > 0:
+            segment, stretches = self._oldest_stretches(subject, left, count)
+            newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
+            count -= self._take_rows(segment, stretches, of=subject)
+            left = self.store.index.get(subject)
+            if left is not None:
+                left.first = newest  # removed, but a better lower bound than before
+        return left
+
+    def oldest_of_many(self, excess: Mapping[bytes, int]) -> None:
+        """Remove so many of the oldest messages of each subject, in one pass over the blocks. The
+        journal is that of one `oldest_of` after the other, in the order of the subjects."""
+        segments, index = self.store.segments, self.store.index
+        left = {name: count for name, count in excess.items() if count > 0}
+        tracking, self.tracking = self.tracking, False
+        taken: dict[bytes, list[Stretch]] = {}  # sequences
+        for segment in list(segments.all) if left else ():
+            view = segments.view(segment)
+            found = self._oldest_in(segment, view, left)
+            if tracking:
+                for subject, begin, end in found:
+                    taken.setdefault(subject, []).extend(_ranges(view.rows, begin, end))
+            self._take_rows(segment, [(begin, end) for _, begin, end in found])
+            if not left:
+                break
+        self.tracking = tracking
+        for subject in sorted(taken):
+            for first, last in taken[subject]:
+                self._note(first, last)
+        for subject in excess:
+            entry = index.get(subject)
+            if entry is not None and entry.count == 1 and self.store.has(entry.last):
+                entry.first = entry.last
+        self._settle_floor()
+
+    def _oldest_in(self, segment: Segment, view: View, left: dict[bytes, int]) -> list[Run]:
+        """Stored rows of these subjects, at most so many of each; `left` is what is still missing
+        afterwards."""
+        first_row = row_at(segment, view.rows, self.store.segments.floor)
+        found: list[Run] = []
+        for subject, start, end in view.runs:
+            count = left.get(subject)
+            if count is None or end <= first_row:
+                continue
+            begin = max(start, first_row)
+            whole = segment.deleted is None
+            live = ((begin, end),) if whole else without_deleted(segment, view.rows, begin, end)
+            for low, high in live:
+                stop = high if high - low <= count else low + count
+                found.append((subject, low, stop))
+                count -= stop - low
+                if not count:
+                    break
+            if count:
+                left[subject] = count
+            else:
+                del left[subject]
+        return found
 
     def _oldest_by_trail(self, subject: bytes, trail: array[int], count: int) -> None:
         """Remove by the sequences and sizes in the trail; no block is read."""
@@ -187,6 +270,8 @@ class Removal:
         """Rebuild the trail (sequence and size of every message) by reading the blocks."""
         trail = array("q")
         segments, sizing = self.store.segments, self.store.sizing
+        if entry.count == 1 and (found := self.store.rows(entry.last)) is not None:
+            return array("q", (entry.last, sizing.of_row(*found)))
         for segment in self._may_hold(subject, entry):
             view = segments.view(segment)
             for begin, end in view.stretches_of(subject):
@@ -238,7 +323,8 @@ class Removal:
             position = max(bisect_right(stretches, (first_row, segment.rows)) - 1, 0)
             found: list[Stretch] = []
             for begin, end in stretches[position:]:
-                for start, stop in self._live(segment, view, max(begin, first_row), end):
+                live = self._live(segment, view, max(begin, first_row), end)
+                for start, stop in live:
                     found.append((start, min(stop, start + limit)))
                     limit -= found[-1][1] - start
                     if not limit:
@@ -258,16 +344,26 @@ class Removal:
             if segments.holds(segment, subject):
                 yield segment
 
-    def _live(self, segment: Segment, view: View, begin: int, end: int) -> Iterator[Stretch]:
+    def _live(self, segment: Segment, view: View, begin: int, end: int) -> Iterable[Stretch]:
         begin = max(begin, row_at(segment, view.rows, self.store.segments.floor))
         if begin >= end:
-            return iter(())
+            return ()
+        if segment.deleted is None:
+            return ((begin, end),)
         return without_deleted(segment, view.rows, begin, end)
 
     # -- bookkeeping ------------------------------------------------------------------------------
 
-    def _take_rows(self, segment: Segment, stretches: list[Stretch], *, mark: bool = True) -> int:
-        """Remove stored rows. With `mark` False the caller raises the floor instead of marking."""
+    def _take_rows(
+        self,
+        segment: Segment,
+        stretches: list[Stretch],
+        *,
+        mark: bool = True,
+        of: bytes | None = None,
+    ) -> int:
+        """Remove stored rows, all of one subject if it is told. With `mark` False the caller raises
+        the floor instead of marking."""
         if not stretches:
             return 0
         store = self.store
@@ -277,11 +373,13 @@ class Removal:
         for begin, end in stretches:
             count += end - begin
             size += store.sizing.of_stretch(rows, view.columns, begin, end)
-            for subject, gone in _subjects(view, begin, end):
+            for subject, gone in _subjects(view, begin, end) if of is None else ():
                 store.index.removed(subject, gone)
                 # A trail that lost a message in the middle no longer adds up; trail_of notices.
             if mark:
                 self._mark(segment, view, begin, end)
+        if of is not None:
+            store.index.removed(of, count)
         self._count_out(segment, count=count, size=size)
         return count
 
@@ -296,13 +394,8 @@ class Removal:
             store.segments.discard(store.segments.at(segment.first_seq))
 
     def _mark(self, segment: Segment, view: View, begin: int, end: int) -> None:
-        rows = view.rows
-        first, last = rows.seq(begin), rows.seq(end - 1)
-        if last - first == end - 1 - begin:
+        for first, last in _ranges(view.rows, begin, end):
             self._mark_range(segment, first, last)
-        else:
-            for row in range(begin, end):
-                self._mark_range(segment, rows.seq(row), rows.seq(row))
 
     def _mark_range(self, segment: Segment, first: int, last: int) -> None:
         if first == self.store.segments.floor:
@@ -310,13 +403,16 @@ class Removal:
         else:
             segment.mark_deleted(first, last)
         if self.tracking:
-            # Consecutive removals become one range. Consumers on every replica act on the journal,
-            # so it must not depend on how blocks are cut.
-            journal = self.journal
-            if journal and journal[-1][1] == first - 1:
-                journal[-1] = (journal[-1][0], last)
-            else:
-                journal.append((first, last))
+            self._note(first, last)
+
+    def _note(self, first: int, last: int) -> None:
+        """Consecutive removals become one range. Consumers on every replica act on the journal, so
+        it must not depend on how blocks are cut."""
+        journal = self.journal
+        if journal and journal[-1][1] == first - 1:
+            journal[-1] = (journal[-1][0], last)
+        else:
+            journal.append((first, last))
 
     def _forget_segment(self, segment: Segment) -> None:
         """Uncount a whole segment at the front; its block is read only if rows were removed."""
@@ -350,6 +446,14 @@ class Removal:
             while segment.deleted is not None and floor in segment.deleted:
                 floor += 1
         self.set_floor(floor)
+
+
+def _ranges(rows: Rows, begin: int, end: int) -> list[Stretch]:
+    """The sequences of the rows, as ranges: one, or one for each row."""
+    first, last = rows.seq(begin), rows.seq(end - 1)
+    if last - first == end - 1 - begin:
+        return [(first, last)]
+    return [(seq, seq) for seq in map(rows.seq, range(begin, end))]
 
 
 def _subjects(view: View, begin: int, end: int) -> Iterator[tuple[bytes, int]]:

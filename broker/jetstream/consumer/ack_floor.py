@@ -8,7 +8,7 @@ Spec: JetStream consumer info (delivered, ack_floor) and ack policies."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 
 class AckFloor:
@@ -110,9 +110,12 @@ class AckFloor:
             if self.pending.pop(sequence, None) is not None:
                 self.exhausted.add(sequence)
 
-    def remove(self, sequences: Iterable[int]) -> list[int]:
-        """These were removed from the stream. Returns those that were pending."""
+    def remove(self, sequences: Sequence[int], known: Set[int] | None = None) -> list[int]:
+        """These were removed from the stream. Returns those that were pending. `known` may have the
+        same sequences, and costs at most one step per tracked message."""
         pending, exhausted = self.pending, self.exhausted
+        if known is not None and len(pending) + len(exhausted) < len(sequences):
+            sequences = sorted(one for one in (*pending, *exhausted) if one in known)
         removed = []
         for sequence in sequences:
             if pending.pop(sequence, None) is not None:

@@ -7,7 +7,7 @@ Spec: JetStream consumers: deliver policies, consumer info, pause, reset, purge.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -211,11 +211,12 @@ class Consumer:
 
     # Removals, in log order on every replica
 
-    def removed(self, seqs: Sequence[int]) -> None:
-        """These messages were removed from the stream. Pending ones count as terminated."""
+    def removed(self, seqs: Sequence[int], known: Set[int] | None = None) -> None:
+        """These messages were removed from the stream. Pending ones count as terminated. `known`
+        has the same sequences: a consumer with few pending ones need not look at all of them."""
         if not seqs:
             return
-        self.state.remove(seqs)
+        self.state.remove(seqs, known)
         self._removed_up_to(max(seqs))
         if self.initial:
             for seq in seqs:

@@ -30,8 +30,10 @@ def enforce_limits(config: StreamConfig, store: MessageStore, subjects: Iterable
 def enforce_all_limits(config: StreamConfig, store: MessageStore) -> None:
     """As `enforce_limits` for all subjects, after a limit may have been lowered."""
     limit = config.max_msgs_per_subject
-    over = [name for name, count in store.index.counts() if count > limit > 0]
-    enforce_limits(config, store, sorted(over))
+    if limit > 0:
+        over = {name: n - limit for name, n in store.index.counts() if n > limit}
+        store.drop_oldest_of_many(over)
+    enforce_limits(config, store, ())
 
 
 def limit_refusal(

@@ -17,15 +17,15 @@ from broker.jetstream.commands.stream_commands import (
     DeleteConsumer,
     UpdateConsumer,
 )
-from broker.jetstream.config import ConsumerConfig
-from broker.jetstream.config.consumer_update import CreateOutcome, decide_create
+from broker.jetstream.config import ConsumerConfig, Retention
+from broker.jetstream.config.consumer_update import CreateDecision, CreateOutcome, decide_create
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start_position import Start, start_of
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.interest import ConsumerInterest, Unneeded
 from broker.store.messages import MessageStore
-from broker.subjects import Steps, finish
+from broker.subjects import Patterns, Steps, finish
 
 
 class ConsumerSet:
@@ -48,15 +48,9 @@ class ConsumerSet:
         is, or refuse."""
         prepared, self._prepared = self._prepared, None
         try:
-            decision = decide_create(
-                command.name,
-                command.config,
-                command.action,
-                stream=self._stream.config,
-                consumers=self.configs,
-                is_bound=self._bound_meanwhile(command),
-            )
+            decision = self._decision(command)
         except JetStreamError as refused:
+            self._unneeded = None
             return refused
         if decision.outcome is CreateOutcome.UPDATE:
             update = UpdateConsumer(command.now_ns, command.name, decision.config)
@@ -74,12 +68,32 @@ class ConsumerSet:
             self._changed()
         return None
 
+    def _decision(self, command: CreateConsumer) -> CreateDecision:
+        """Raises JetStreamError."""
+        return decide_create(
+            command.name,
+            command.config,
+            command.action,
+            stream=self._stream.config,
+            consumers=self.configs,
+            is_bound=self._bound_meanwhile(command),
+        )
+
     def prepare(self, command: CreateConsumer) -> Steps[None]:
-        """Find where it will start, in steps. Nothing may be applied until it is created."""
+        """Find where it will start, or what nobody needs when its filters change, in steps. Nothing
+        may be applied until it is created."""
         known = self._by_name.get(command.name)
         if known is None:
             start = yield from self._start_steps(command.config)
             self._prepared = _start_facts(command.config), start
+        elif self._stream.config.retention is Retention.INTEREST:
+            try:
+                decision = self._decision(command)
+            except JetStreamError:
+                return  # refused, when it is applied
+            changed = _Refiltered(known, decision.config.filters)
+            if decision.outcome is CreateOutcome.UPDATE and changed.filters != known.filters:
+                self._unneeded = yield from self.interest.unneeded(command.name, changed)
 
     def _start_steps(self, config: ConsumerConfig) -> Steps[Start]:
         per_subject = self._stream.config.max_msgs_per_subject
@@ -96,11 +110,12 @@ class ConsumerSet:
         consumer = self._by_name.get(command.name)
         if consumer is None:
             return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        unneeded, self._unneeded = self._unneeded, None
         filters = consumer.filters
         result = consumer.apply(command, index=index)
         if consumer.filters != filters:
             self._changed()
-            self.interest.drop_unneeded()
+            self.interest.drop_unneeded(unneeded)
         return result
 
     def prepare_delete(self, command: DeleteConsumer) -> Steps[None]:
@@ -139,12 +154,13 @@ class ConsumerSet:
         if not removed:
             return
         single = [first for first, last in removed if first == last]
+        known = frozenset(single) if len(self._by_name) > 1 else None
         for consumer in self._by_name.values():
             for first, last in removed:
                 if first < last:
                     consumer.removed_range(first, last)
             if single:
-                consumer.removed(single)
+                consumer.removed(single, known)
 
     def report_purge(self) -> None:
         """A purge removed messages: consumers move their position past them."""
@@ -178,6 +194,18 @@ class ConsumerSet:
     def _changed(self) -> None:
         self.interest.consumers_changed()
         self._store.track_removals(on=bool(self._by_name))
+
+
+class _Refiltered:
+    """A consumer as it will be with other filters."""
+
+    def __init__(self, consumer: Consumer, filters: tuple[bytes, ...]) -> None:
+        self.filters = filters
+        self.settled = consumer.settled
+        self._patterns = Patterns(filters)
+
+    def wants(self, subject: bytes) -> bool:
+        return not self.filters or self._patterns.take(subject)
 
 
 class _ConsumerConfigs(Mapping[str, ConsumerConfig]):

@@ -15,8 +15,10 @@ from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.store.messages import MessageStore
 from broker.subjects import Steps, finish
 
-MESSAGES_PER_STEP: Final = 128  # that are compared with the positions of the consumers
+MESSAGES_PER_STEP: Final = 128  # that are looked at
+COMPARED_PER_STEP: Final = 1024  # messages, or subjects, with consumers
 _CACHED_SUBJECTS_MAX: Final = 65536
+_CACHED_BYTES_MAX: Final = 128  # of a subject; longer ones are not kept
 
 Unneeded = tuple[list[bytes], list[int]]  # subjects, and messages of other subjects
 
@@ -56,10 +58,11 @@ class ConsumerInterest:
             return True
         wanted = self._wanted.get(subject)
         if wanted is None:
-            if len(self._wanted) >= _CACHED_SUBJECTS_MAX:
-                self._wanted.clear()
             wanted = any(consumer.wants(subject) for consumer in self._consumers.values())
-            self._wanted[subject] = wanted
+            if len(subject) <= _CACHED_BYTES_MAX:
+                if len(self._wanted) >= _CACHED_SUBJECTS_MAX:
+                    self._wanted.clear()
+                self._wanted[subject] = wanted
         return wanted
 
     @property
@@ -101,20 +104,27 @@ class ConsumerInterest:
             store.purge()
             return
         subjects, seqs = finish(self.unneeded()) if found is None else found
-        for subject in subjects:
-            store.purge(subject)
-        for seq in seqs:
-            store.remove(seq)
+        entries = ((subject, store.index.get(subject)) for subject in subjects)
+        store.drop_oldest_of_many({name: e.count for name, e in entries if e is not None})
+        store.remove_many(seqs)
 
-    def unneeded(self, leaving: str = "") -> Steps[Unneeded]:
-        """Subjects and messages that no consumer needs when one has left. The store and the
-        consumers must not change between two steps."""
+    def unneeded(
+        self, leaving: str = "", joining: InterestedConsumer | None = None
+    ) -> Steps[Unneeded]:
+        """Subjects and messages that no consumer needs when one has left, or another one is in its
+        place. The store and the consumers must not change between two steps."""
         store = self._store
         staying = [one for name, one in self._consumers.items() if name != leaving]
+        if joining is not None:
+            staying.append(joining)
+        at_a_time = max(1, COMPARED_PER_STEP // max(1, len(staying)))
         subjects: set[bytes] = set()
         for part in store.subject_parts(b">"):
-            subjects.update(name for name in part if not any(c.wants(name) for c in staying))
-            yield
+            for at in range(0, len(part), at_a_time):
+                some = part[at : at + at_a_time]
+                subjects.update(name for name in some if not any(c.wants(name) for c in staying))
+                yield
+        at_a_time = min(at_a_time, MESSAGES_PER_STEP)
         seqs: list[int] = []
         seq = store.next_matching((), store.first_seq)
         count = 0
@@ -125,7 +135,7 @@ class ConsumerInterest:
                 seqs.append(seq)
             seq = store.next_matching((), seq + 1)
             count += 1
-            if count % MESSAGES_PER_STEP == 0:
+            if count % at_a_time == 0:
                 yield
         return sorted(subjects), seqs
 

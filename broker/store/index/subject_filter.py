@@ -16,7 +16,9 @@ from broker.subjects import Patterns, Steps, has_wildcard, matcher
 
 NAMES_PER_PART: Final = 512  # subjects that are looked at in one step
 _REST: Final = b">"
-_CACHED_MATCHES_MAX = 65536  # per filter; the cache is cleared when it is full
+# Per filter; the cache is cleared when it is full. A stream keeps 256 filters (messages.py).
+_CACHED_MATCHES_MAX = 4096
+_CACHED_BYTES_MAX = 128  # of a subject
 
 
 class SubjectFilter:
@@ -41,9 +43,11 @@ class SubjectFilter:
             return not self.patterns or subject in self._named
         matched = self._cached.get(subject)
         if matched is None:
-            if len(self._cached) >= _CACHED_MATCHES_MAX:
-                self._cached.clear()
-            matched = self._cached[subject] = bool(self._fits(subject))
+            matched = bool(self._fits(subject))
+            if len(subject) <= _CACHED_BYTES_MAX:
+                if len(self._cached) >= _CACHED_MATCHES_MAX:
+                    self._cached.clear()
+                self._cached[subject] = matched
         return matched
 
     def any_of(self, subjects: Iterable[bytes]) -> bool:
