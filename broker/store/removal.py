@@ -13,14 +13,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from pyroaring import BitMap64
+
 from broker.store.block.codec import Block, Rows
 from broker.store.block.columns import Sizing, blanked
 from broker.store.index import SubjectEntry, SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter
-from broker.store.search import live_stretches, row_at, without_deleted
+from broker.store.search import live_stretches, ranges, row_at, subjects_of, without_deleted
 from broker.store.segments import Run, Segment, Segments, View
 
-_FEW_ROWS = 4  # so few rows are read one by one; for more, runs of equal subjects are used
+_MANY_ROWS = 64  # so many of one subject are removed together
 _EVERYTHING = SubjectFilter(())
 
 Stretch = tuple[int, int]  # a range of rows: first, last + 1
@@ -190,14 +192,43 @@ class Removal:
     ) -> SubjectEntry | None:
         """Remove the oldest, block by block. Returns the entry of what is left."""
         left: SubjectEntry | None = entry
+        start = entry.first
         while left is not None and count > 0:
-            segment, stretches = self._oldest_stretches(subject, left, count)
-            newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
-            count -= self._take_rows(segment, stretches, of=subject)
+            if count > _MANY_ROWS:
+                segment, rows = self._rows_from(subject, left, start)
+                taken = rows[:count]
+                newest = self.store.segments.view(segment).rows.seq(taken[-1])
+                start = segment.last_seq + 1
+                count -= self._take_rows_of(segment, subject, taken)
+            else:
+                segment, stretches = self._oldest_stretches(subject, left, count)
+                newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
+                count -= self._take_rows(segment, stretches, of=subject)
             left = self.store.index.get(subject)
             if left is not None:
                 left.first = newest  # removed, but a better lower bound than before
         return left
+
+    def _rows_from(
+        self, subject: bytes, entry: SubjectEntry, start: int
+    ) -> tuple[Segment, list[int]]:
+        """All stored rows of the subject in the first segment that has some."""
+        segments = self.store.segments
+        low = max(start, segments.floor)
+        for segment in self._may_hold(subject, entry):
+            if segment.last_seq < low:
+                continue
+            view, deleted, first = segments.view(segment), segment.deleted, segment.first_seq
+            begun = row_at(segment, view.rows, low)
+            stretches = view.stretches_of(subject)
+            found = [row for low, high in stretches for row in range(max(low, begun), high)]
+            if deleted is not None and segment.contiguous:
+                found = [seq - first for seq in BitMap64([first + row for row in found]) - deleted]
+            elif deleted is not None:
+                found = [row for row in found if view.rows.seq(row) not in deleted]
+            if found:
+                return segment, found
+        raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
 
     def oldest_of_many(self, excess: Mapping[bytes, int]) -> None:
         """Remove so many of the oldest messages of each subject, in one pass over the blocks. The
@@ -211,7 +242,7 @@ class Removal:
             found = self._oldest_in(segment, view, left)
             if tracking:
                 for subject, begin, end in found:
-                    taken.setdefault(subject, []).extend(_ranges(view.rows, begin, end))
+                    taken.setdefault(subject, []).extend(ranges(view.rows, begin, end))
             self._take_rows(segment, [(begin, end) for _, begin, end in found])
             if not left:
                 break
@@ -373,7 +404,7 @@ class Removal:
         for begin, end in stretches:
             count += end - begin
             size += store.sizing.of_stretch(rows, view.columns, begin, end)
-            for subject, gone in _subjects(view, begin, end) if of is None else ():
+            for subject, gone in subjects_of(view, begin, end) if of is None else ():
                 store.index.removed(subject, gone)
                 # A trail that lost a message in the middle no longer adds up; trail_of notices.
             if mark:
@@ -382,6 +413,20 @@ class Removal:
             store.index.removed(of, count)
         self._count_out(segment, count=count, size=size)
         return count
+
+    def _take_rows_of(self, segment: Segment, subject: bytes, rows: list[int]) -> int:
+        """Remove many stored rows of one subject, which need not be neighbours."""
+        store = self.store
+        view = store.segments.view(segment)
+        size = store.sizing.of_rows(view.rows, view.columns, rows)
+        seqs = list(map(view.rows.seq, rows))
+        gone = BitMap64(seqs)
+        segment.deleted = gone if segment.deleted is None else segment.deleted | gone
+        for seq in seqs if self.tracking else ():
+            self._note(seq, seq)
+        store.index.removed(subject, len(rows))
+        self._count_out(segment, count=len(rows), size=size)
+        return len(rows)
 
     def _count_out(self, segment: Segment, *, count: int, size: int) -> None:
         store = self.store
@@ -394,7 +439,7 @@ class Removal:
             store.segments.discard(store.segments.at(segment.first_seq))
 
     def _mark(self, segment: Segment, view: View, begin: int, end: int) -> None:
-        for first, last in _ranges(view.rows, begin, end):
+        for first, last in ranges(view.rows, begin, end):
             self._mark_range(segment, first, last)
 
     def _mark_range(self, segment: Segment, first: int, last: int) -> None:
@@ -424,7 +469,7 @@ class Removal:
             view = segments.view(segment)
             end = segment.last_seq + 1
             for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
-                for subject, count in _subjects(view, begin, stop):
+                for subject, count in subjects_of(view, begin, stop):
                     store.index.removed(subject, count)
         store.messages -= segment.live
         store.bytes -= segment.live_size
@@ -446,25 +491,3 @@ class Removal:
             while segment.deleted is not None and floor in segment.deleted:
                 floor += 1
         self.set_floor(floor)
-
-
-def _ranges(rows: Rows, begin: int, end: int) -> list[Stretch]:
-    """The sequences of the rows, as ranges: one, or one for each row."""
-    first, last = rows.seq(begin), rows.seq(end - 1)
-    if last - first == end - 1 - begin:
-        return [(first, last)]
-    return [(seq, seq) for seq in map(rows.seq, range(begin, end))]
-
-
-def _subjects(view: View, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """(subject, number of rows) in the stretch; a subject may appear several times."""
-    if end - begin <= _FEW_ROWS:
-        for row in range(begin, end):
-            yield view.rows.subject(row), 1
-        return
-    runs = view.runs
-    position = bisect_right(runs, begin, key=lambda run: run[1]) - 1
-    while position < len(runs) and runs[position][1] < end:
-        subject, start, stop = runs[position]
-        yield subject, min(stop, end) - max(start, begin)
-        position += 1

@@ -17,12 +17,13 @@ from itertools import chain, islice
 from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import Columns, Sizing
 from broker.store.index.subject_filter import SubjectFilter
-from broker.store.segments import Segment, Segments
+from broker.store.segments import Segment, Segments, View
 from broker.subjects import Steps
 
 NAMES_PER_STEP = 512  # subjects that one step compares with a filter
 MISSING_PER_STEP = 4096  # missing sequences that one step lists
 SEGMENT_WORK = 64  # of a look at a segment, in missing sequences
+FEW_ROWS = 4  # so few rows are read one by one; for more, runs of equal subjects are used
 _EVERYTHING = SubjectFilter(())
 
 
@@ -82,6 +83,28 @@ def row_at(segment: Segment, rows: Rows, seq: int) -> int:
     if segment.contiguous:
         return min(max(seq - segment.first_seq, 0), segment.rows)
     return rows.first_at_or_after(seq)
+
+
+def ranges(rows: Rows, begin: int, end: int) -> list[tuple[int, int]]:
+    """The sequences of the rows, as ranges: one, or one for each row."""
+    first, last = rows.seq(begin), rows.seq(end - 1)
+    if last - first == end - 1 - begin:
+        return [(first, last)]
+    return [(seq, seq) for seq in map(rows.seq, range(begin, end))]
+
+
+def subjects_of(view: View, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """(subject, number of rows) in the stretch; a subject may appear several times."""
+    if end - begin <= FEW_ROWS:
+        for row in range(begin, end):
+            yield view.rows.subject(row), 1
+        return
+    runs = view.runs
+    position = bisect_right(runs, begin, key=lambda run: run[1]) - 1
+    while position < len(runs) and runs[position][1] < end:
+        subject, start, stop = runs[position]
+        yield subject, min(stop, end) - max(start, begin)
+        position += 1
 
 
 @dataclass(frozen=True, slots=True)

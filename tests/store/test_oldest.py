@@ -56,21 +56,21 @@ def test_a_limit_for_all_subjects_is_one_pass_over_the_blocks(
     assert read[0] < 10 * 4
 
 
-def test_the_first_message_of_a_subject_is_found_by_the_index(
+def test_the_only_message_of_a_subject_is_found_by_the_index(
     monkeypatch: pytest.MonkeyPatch, read: list[int]
 ) -> None:
     """A publish to a subject that has as many messages as it may have, in a store that remembers no
-    trails: what a limit that was lowered, or a restart, leaves."""
-    names = [b"s.%d" % (at % 50) for at in range(1000)]
+    trails: what a limit that was lowered leaves."""
+    names = [b"kept.%d" % at if at % 100 == 0 else b"s.%d" % (at % 50) for at in range(1000)]
     store = filled(monkeypatch, names, rows=100)
-    store.drop_oldest_of_many(dict.fromkeys(names[:50], 19))
+    store.drop_oldest_of_many({b"s.%d" % at: 19 for at in range(1, 50)})
     store.remember_trails(1)
-    for name in names[:50]:
-        store.append(name, b"", b"y", time_ns=2000)
+    for at in range(1, 50):
+        store.append(b"s.%d" % at, b"", b"y", time_ns=2000)
         read[0] = 0
-        assert store.drop_oldest_of(name, 1) == 1
+        assert store.drop_oldest_of(b"s.%d" % at, 1) == 1
         assert read[0] < 8
-    assert store.messages == 50
+    assert store.messages == 49 + 10 + 10
 
 
 def test_a_roll_up_reads_only_where_its_subject_is(
@@ -106,6 +106,29 @@ def test_many_at_once_are_the_same_as_one_after_the_other(
     once.drop_oldest_of_many(excess)
     for name in sorted(excess):
         each.drop_oldest_of(name, counts[name] - excess[name])
+    assert facts(once) == facts(each)
+    assert once.take_removals() == each.take_removals()
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_many_of_one_subject_are_removed_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, seed: int, tracked: bool
+) -> None:
+    dice = random.Random(seed)
+    subjects = [dice.choice((b"a", b"b", b"c")) for _ in range(600)]
+    gone = sorted(dice.sample(range(1, 601), dice.randrange(300)))
+    once, each = (filled(monkeypatch, subjects, rows=150) for _ in range(2))
+    for store in (once, each):
+        store.remove_many(gone)
+        store.track_removals(on=tracked)
+    entry = once.index.get(b"b")
+    assert entry is not None
+    count = entry.count
+    keep = dice.randrange(count)
+    assert once.drop_oldest_of(b"b", keep) == count - keep
+    for left in range(count - 1, keep - 1, -1):
+        assert each.drop_oldest_of(b"b", left) == 1
     assert facts(once) == facts(each)
     assert once.take_removals() == each.take_removals()
 

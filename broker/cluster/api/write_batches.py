@@ -22,10 +22,11 @@ from broker.cluster.peers.rpc import CallFailed, CallRefused
 from broker.cluster.proposals import LostLeadership
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.stream_requests import StreamLookup, StreamRequest, StreamRequestSink
-from broker.jetstream.commands.publish_entry import Bounds
+from broker.jetstream.commands.publish_entry import NO_SPACE, Bounds
 from broker.jetstream.commands.writer_entry import WriterMark, writer_entry
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.writers import WriterAnswer
+from broker.jetstream.stream.stream import Stream
 from broker.jetstream.strict_json import SEQUENCE_MAX, to_wire
 from broker.scan.protocol import WRITE_SUBJECT, WriteHead
 from broker.store.block.codec import Block, BlockDamaged
@@ -54,6 +55,8 @@ class WrittenReplica(Protocol):
 
     @property
     def is_leading(self) -> bool: ...
+    @property
+    def stream(self) -> Stream: ...
 
     def stamp(self) -> int: ...
 
@@ -161,7 +164,7 @@ class WriteService:
         replica = self.replica(account, stream)
         if replica is None or not replica.is_leading:
             raise CallRefused(f"not the leader of {stream}")
-        bounds = self.bounds(replica)
+        bounds = NO_SPACE if replica.stream.dedup.overfull else self.bounds(replica)
         entry = writer_entry(mark, block, time_ns=replica.stamp(), bounds=bounds)
         try:
             answer = await replica.propose_raw(entry)

@@ -27,7 +27,7 @@ from broker.cluster.replica.checkpoints import Checkpoints
 from broker.cluster.replica.leadership import DeliveryServices, Leadership
 from broker.cluster.replica.replica_storage import StateDamaged
 from broker.jetstream.commands import stream_commands as commands
-from broker.jetstream.commands.publish_entry import RULES, entry_prefix
+from broker.jetstream.commands.publish_entry import NO_SPACE, RULES, entry_prefix
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CommandKind,
@@ -253,7 +253,7 @@ class Replica:
         `marks` says which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
         if self.leading is None:
             return
-        bounds = self._services.usage.bounds(self)
+        bounds = NO_SPACE if self.stream.dedup.overfull else self._services.usage.bounds(self)
         named = {"from_node": from_node, "session": session, "batch_no": number}
         prefix = entry_prefix(
             time_ns=self.stamp(), rules=self.rules, bounds=bounds, marks=marks, **named

@@ -51,6 +51,9 @@ class Bounds:
     server: int = UNBOUNDED
 
 
+NO_SPACE: Final = Bounds(server=-1)  # refuses every message
+
+
 class FastOp(IntEnum):
     """What a message of a fast batch asks for: the last number in its reply subject."""
 

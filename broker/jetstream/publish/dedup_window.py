@@ -17,11 +17,14 @@ import msgspec
 from broker.store.state_keys import DEDUP, BlockFiles, StateBatch, key
 
 CHUNK_IDS = 4096
+CHUNK_BYTES = 256 << 10  # the growing chunk is in every checkpoint
+LONG_ID = 256  # bytes; what an id has beyond that counts
+LONG_BYTES_MAX = 16 << 20  # of long ids that a stream remembers, beyond it the leader refuses
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class IdChunk(msgspec.Struct, array_like=True):
-    """Consecutive ids. The last chunk grows until it holds CHUNK_IDS."""
+    """Consecutive ids. The last chunk grows until it holds CHUNK_IDS, or CHUNK_BYTES of them."""
 
     number: int
     ids: list[bytes]
@@ -49,6 +52,14 @@ class DedupWindow:
     _next_number: int = 1
     _written: int = 0  # chunks up to this number are on disk
     _expired: list[int] = field(default_factory=list)  # chunks on disk that are to be deleted
+    _growing_bytes: int = 0  # of the ids in the last chunk
+    _long_bytes: int = 0
+
+    @property
+    def overfull(self) -> bool:
+        """Whether the ids of the window are so long that no more can be remembered: a client may
+        send ids of 64 KB."""
+        return self._long_bytes > LONG_BYTES_MAX
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -58,10 +69,14 @@ class DedupWindow:
         return self._seqs.get(message_id, 0)
 
     def add(self, message_id: bytes, *, seq: int, time_ns: int) -> None:
-        if not self._chunks or len(self._chunks[-1].ids) >= CHUNK_IDS:
+        last = self._chunks[-1] if self._chunks else None
+        if last is None or len(last.ids) >= CHUNK_IDS or self._growing_bytes >= CHUNK_BYTES:
             self._chunks.append(IdChunk(self._next_number, [], [], []))
             self._next_number += 1
+            self._growing_bytes = 0
         chunk = self._chunks[-1]
+        self._growing_bytes += len(message_id)
+        self._long_bytes += max(0, len(message_id) - LONG_ID)
         chunk.ids.append(message_id)
         chunk.seqs.append(seq)
         chunk.times.append(time_ns)
@@ -74,6 +89,7 @@ class DedupWindow:
             chunk = self._chunks[0]
             begin = self._begin
             while begin < len(chunk.ids) and chunk.times[begin] <= oldest_kept:
+                self._long_bytes -= max(0, len(chunk.ids[begin]) - LONG_ID)
                 del self._seqs[chunk.ids[begin]]
                 begin += 1
             self._begin = begin
@@ -95,11 +111,14 @@ class DedupWindow:
             batch.delete(key(group, DEDUP, number))
         self._expired.clear()
         for chunk in self._chunks:
-            if self._written < chunk.number and len(chunk.ids) >= CHUNK_IDS:
+            if self._written < chunk.number and self._is_full(chunk):
                 batch.put(key(group, DEDUP, chunk.number), _encode(chunk))
                 self._written = chunk.number
-        growing = [chunk for chunk in self._chunks if len(chunk.ids) < CHUNK_IDS]
+        growing = [chunk for chunk in self._chunks if not self._is_full(chunk)]
         return DedupImage(self._begin, growing)
+
+    def _is_full(self, chunk: IdChunk) -> bool:
+        return chunk is not self._chunks[-1] or len(chunk.ids) >= CHUNK_IDS
 
     def image(self) -> DedupImage:
         """The whole window, for a snapshot."""
@@ -134,5 +153,7 @@ class DedupWindow:
         self._chunks.extend(chunks)
         self._begin = begin
         self._seqs = {entry[0]: entry[1] for entry in self.entries()}
+        self._long_bytes = sum(max(0, len(one) - LONG_ID) for one in self._seqs)
         if self._chunks:
+            self._growing_bytes = sum(map(len, self._chunks[-1].ids))
             self._next_number = self._chunks[-1].number + 1

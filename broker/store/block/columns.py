@@ -55,6 +55,14 @@ class Sizing:
             size += self.per_header * (len(set(columns.header_ends[start : stop + 1])) - 1)
         return size
 
+    def of_rows(self, rows: Rows, columns: Columns | None, wanted: list[int]) -> int:
+        """These rows, all of one subject."""
+        if columns is None or columns.block.headers_len:
+            return sum(self.of_stretch(rows, columns, i, i + 1) for i in wanted)
+        ends = columns.data_ends
+        size = len(wanted) * (self.per_message + len(rows.subject(wanted[0])))
+        return size + sum([ends[i + 1] - ends[i] for i in wanted])
+
 
 FILE_SIZING: Final = Sizing(per_message=30, per_header=4)
 MEMORY_SIZING: Final = Sizing(per_message=16, per_header=0)

@@ -12,8 +12,10 @@ import pytest
 from broker.cluster.api import write_batches as module
 from broker.cluster.api.write_batches import WriteService, _parsed
 from broker.cluster.peers.rpc import CallRefused
-from broker.jetstream.commands.writer_entry import WriterMark
+from broker.jetstream.commands.publish_entry import NO_SPACE
+from broker.jetstream.commands.writer_entry import WriterMark, read_writer_entry
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.publish.writers import WriterAnswer
 from broker.store.block.codec import Block, BlockBuilder
 from raft import GroupId, NodeId
 from raft.host.group import GroupStopped
@@ -82,6 +84,7 @@ def test_a_leader_that_cannot_propose_refuses_the_call_of_another_node() -> None
 
     class StoppedReplica:
         is_leading = True
+        stream = SimpleNamespace(dedup=SimpleNamespace(overfull=False))
 
         def stamp(self) -> int:
             return 1
@@ -95,3 +98,24 @@ def test_a_leader_that_cannot_propose_refuses_the_call_of_another_node() -> None
     asked = msgspec.msgpack.encode(("A", "S", WriterMark("w", 0, 0), block(b"a")))
     with pytest.raises(CallRefused, match="the disk is full"):
         asyncio.run(writes._serve(NodeId(1), asked))
+
+
+def test_a_stream_that_remembers_too_long_ids_takes_no_more() -> None:
+    proposed: list[bytes] = []
+
+    class FullReplica:
+        is_leading = True
+        stream = SimpleNamespace(dedup=SimpleNamespace(overfull=True))
+
+        def stamp(self) -> int:
+            return 1
+
+        async def propose_raw(self, data: bytes) -> object:
+            proposed.append(data)
+            return WriterAnswer()
+
+    writes = service()
+    writes.replica = cast(Any, lambda *_: FullReplica())
+    asked = msgspec.msgpack.encode(("A", "S", WriterMark("w", 0, 0), block(b"a")))
+    asyncio.run(writes._serve(NodeId(1), asked))
+    assert read_writer_entry(proposed[0])[1] == NO_SPACE

@@ -172,6 +172,7 @@ def test_replicas_are_equal_after_restarts_and_snapshots(
     monkeypatch.setattr(segments, "SEAL_ROWS", 7)
     monkeypatch.setattr(persistence, "SEAL_ROWS", 7)
     monkeypatch.setattr(dedup, "CHUNK_IDS", 3)
+    monkeypatch.setattr(dedup, "CHUNK_BYTES", (4, 1 << 18)[seed % 2])
     history = History(seed)
     for _ in range(150):
         history.step()
