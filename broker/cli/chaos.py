@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.end_by_signal import end_by_signal
+from broker.cli.end_by_signal import end_by_signal, run_to_end
 
 if TYPE_CHECKING:
     from chaos.campaign.campaign import CampaignSettings
@@ -204,7 +204,7 @@ def _campaign(settings: CampaignSettings, report: Path | None) -> None:
     logging.getLogger("jetraft").setLevel(logging.ERROR)
     try:
         with end_by_signal():
-            record = asyncio.run(run_campaign(settings, click.echo))
+            record = run_to_end(run_campaign(settings, click.echo))
     except (NodeFailed, NetworkFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
     for line in record.verdict.lines():
@@ -239,7 +239,7 @@ def chaos_self_test(*, bugs: tuple[str, ...], verbose: bool) -> None:
             continue
         try:
             with end_by_signal():
-                record = asyncio.run(find(planted, click.echo if verbose else lambda _: None))
+                record = run_to_end(find(planted, click.echo if verbose else lambda _: None))
         except NodeFailed as error:
             raise click.ClickException(str(error)) from error
         if record is None:

@@ -5,11 +5,15 @@ May not touch: the servers; context managers stop them while the exception passe
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+CANCEL_EVERY_S = 0.2
 
 
 @contextmanager
@@ -28,3 +32,18 @@ def end_by_signal() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run, for work with a client library that may swallow a cancellation: at a signal
+    its tasks are cancelled until they have ended, not once."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        while not task.done():
+            for one in asyncio.all_tasks(loop):
+                one.cancel()
+            loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_EVERY_S))
+        loop.close()

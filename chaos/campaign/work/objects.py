@@ -27,6 +27,7 @@ PUT, GET = "put object", "get object"
 EVERY_S = 0.5
 SIZES = (0, 100, 130_000, 300_000)  # a chunk has 128 KB
 WITHIN_S = 15.0
+AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -107,15 +108,24 @@ class Objects:
         client = await connect(self.urls)
         try:
             bucket = await client.jetstream(timeout=READ_WITHIN_S).object_store(BUCKET)
-            for name, digest in put.items():
-                try:
-                    data = (await bucket.get(name)).data or b""
-                except nats.js.errors.ObjectNotFoundError:
-                    raise BrokenPromise(f"{name} was put and is lost") from None
-                if hashlib.sha256(data).hexdigest() != digest:
-                    raise BrokenPromise(f"{name} has another content than was put")
+            names = list(put)
+            for start in range(0, len(names), AT_ONCE):  # every get makes a consumer of its own
+                some = names[start : start + AT_ONCE]
+                digests = await asyncio.gather(*(_digest(bucket, name) for name in some))
+                for name, digest in zip(some, digests, strict=True):
+                    if digest != put[name]:
+                        what = "has another content than was put" if digest else "is lost"
+                        raise BrokenPromise(f"{name} {what}")
         finally:
             await client.close()
+
+
+async def _digest(bucket: Any, name: str) -> str:
+    """Empty: there is no such object."""
+    try:
+        return hashlib.sha256((await bucket.get(name)).data or b"").hexdigest()
+    except nats.js.errors.ObjectNotFoundError:
+        return ""
 
 
 def _what(answer: dict[str, Any]) -> str:

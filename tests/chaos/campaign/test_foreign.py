@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from broker.cli.chaos import PlanOptions
+from broker.cli.end_by_signal import end_by_signal, run_to_end
 from broker.cli.main import cli
 from broker.local import NodeFailed, free_ports
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
@@ -111,3 +113,24 @@ def test_the_command_that_repeats_a_run_has_no_password() -> None:
     told = options.command(7)
     assert "secret" not in told
     assert "--seed 7 --rate 50 --servers nats://...@a:4222,nats://...@b:4222 --kube shop" in told
+
+
+def test_work_that_swallows_a_cancellation_is_ended_by_a_signal() -> None:
+    ended = []
+
+    async def work() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                ended.append("swallowed")
+        await asyncio.sleep(60)
+
+    async def signalled() -> None:
+        task = asyncio.get_running_loop().create_task(work())
+        asyncio.get_running_loop().call_later(0.1, signal.raise_signal, signal.SIGTERM)
+        await task
+
+    with pytest.raises(SystemExit), end_by_signal():
+        run_to_end(signalled())
+    assert ended == ["swallowed"] * 3
