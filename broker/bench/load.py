@@ -58,11 +58,18 @@ class Requests:
 class LoadClient:
     """One connection. Not for production use: it trusts what it reads."""
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, port: int, *, host: str = "127.0.0.1", timeout_s: float = 30.0,
+        connected: socket.socket | None = None,
+    ) -> None:  # fmt: skip
+        """`connected`: use this connection, which is logged in already."""
         self._timeout_s = timeout_s
-        self.socket = socket.create_connection((host, port), timeout=timeout_s)
+        self.socket = connected or socket.create_connection((host, port), timeout=timeout_s)
+        self.socket.settimeout(timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
+        if connected is not None:
+            return
         self._read_line()
         options = {"verbose": False, "pedantic": False, "protocol": 1, "headers": True,
                    "no_responders": True, "lang": "load", "version": "1"}  # fmt: skip

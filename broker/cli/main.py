@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "kv": ("broker.cli.kv", "Key-value buckets: put, get, watch."),
     "object": ("broker.cli.object_store", "Object stores: put and get files of any size."),
-    "scan": ("broker.cli.scan", "Show bulk reads and the lag of streaming queries."),
+    "scan": ("broker.cli.scan", "Read a stream as a table; show bulk reads and their lag."),
     "pub": (
         "broker.cli.messages.pub",
         "Publish messages, waiting for the stream's acks if there is one.",
@@ -46,11 +46,13 @@ COMMANDS = {
     "context": ("broker.cli.context", "Saved servers and logins, shared with the `nats` tool."),
     "server": ("broker.cli.operations.server", "Show servers and their health; checks."),
     "account": ("broker.cli.operations.account", "What an account may use, and what it uses."),
+    "top": ("broker.cli.operations.top", "The busiest streams, live."),
+    "graph": ("broker.cli.operations.top", "Draw how many messages a stream gets."),
     "migrate": (
         "broker.cli.operations.migrate",
         "Copy all streams with their consumers to other servers.",
     ),
-    "bench": ("broker.cli.bench", "Measure publishing, alone or against nats-server."),
+    "bench": ("broker.cli.measure.bench", "Measure a server, alone or against nats-server."),
     "config": ("broker.cli.config", "Check a configuration file before a server reads it."),
     "completion": ("broker.cli.completion", "Completion of commands for bash, zsh or fish."),
     "chaos": (

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from broker.cli.connect.blocking import BlockingClient
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import ApiRefused, CommandFailed, NoAnswerInTime
 
 Document = dict[str, Any]
@@ -20,7 +20,7 @@ CONSUMER_NOT_FOUND = 10014
 
 
 def call(
-    client: BlockingClient, verb: str, body: object = None, *, timeout_s: float | None = None
+    client: CommandClient, verb: str, body: object = None, *, timeout_s: float | None = None
 ) -> Document:
     """The answer to $JS.API.<verb>. Raises ApiRefused for an error."""
     subject = f"{client.to.api_prefix}.{verb}"
@@ -50,11 +50,11 @@ def name(text: str, what: str = "stream") -> str:
     return text
 
 
-def stream_info(client: BlockingClient, stream: str, body: object = None) -> Document:
+def stream_info(client: CommandClient, stream: str, body: object = None) -> Document:
     return call(client, f"STREAM.INFO.{name(stream)}", body)
 
 
-def stream_or_none(client: BlockingClient, stream: str) -> Document | None:
+def stream_or_none(client: CommandClient, stream: str) -> Document | None:
     try:
         return stream_info(client, stream)
     except ApiRefused as refused:
@@ -63,28 +63,28 @@ def stream_or_none(client: BlockingClient, stream: str) -> Document | None:
         raise
 
 
-def consumer_info(client: BlockingClient, stream: str, consumer: str) -> Document:
+def consumer_info(client: CommandClient, stream: str, consumer: str) -> Document:
     return call(client, f"CONSUMER.INFO.{name(stream)}.{name(consumer, 'consumer')}")
 
 
-def streams(client: BlockingClient, subject: str = "") -> list[Document]:
+def streams(client: CommandClient, subject: str = "") -> list[Document]:
     """Infos of all streams, by name."""
     more = {"subject": subject} if subject else {}
     found = list(_pages(client, "STREAM.LIST", "streams", more))
     return sorted(found, key=lambda info: str(info["config"]["name"]))
 
 
-def stream_names(client: BlockingClient, subject: str = "") -> list[str]:
+def stream_names(client: CommandClient, subject: str = "") -> list[str]:
     more = {"subject": subject} if subject else {}
     return sorted(map(str, _pages(client, "STREAM.NAMES", "streams", more)))
 
 
-def consumers(client: BlockingClient, stream: str) -> list[Document]:
+def consumers(client: CommandClient, stream: str) -> list[Document]:
     found = list(_pages(client, f"CONSUMER.LIST.{name(stream)}", "consumers", {}))
     return sorted(found, key=lambda info: str(info["name"]))
 
 
-def _pages(client: BlockingClient, verb: str, field: str, more: Document) -> Iterator[Any]:
+def _pages(client: CommandClient, verb: str, field: str, more: Document) -> Iterator[Any]:
     offset = 0
     while True:
         page = call(client, verb, {"offset": offset, **more})

@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from broker.cli.connect.client_shape import Headers, ReceivedMessage
 from broker.cli.connect.failures import CannotConnect, CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import Destination, shown
 from broker.cli.connect.sentences import refused_login, why_not_connected
@@ -27,38 +27,6 @@ RECEIVE_BYTES: Final = 1 << 18
 BUFFERED_BYTES: Final = 1 << 16
 RETRY_EVERY_S: Final = 0.25
 LINE_BYTES_MAX: Final = 1 << 20
-Headers = Sequence[tuple[str, str]]
-
-
-@dataclass(slots=True)
-class ReceivedMessage:
-    """One message."""
-
-    subject: str
-    sid: int
-    reply: str
-    head: bytes  # the block of headers, or nothing
-    data: bytes
-
-    @property
-    def status(self) -> int:
-        """Of a message that a server sends about itself: 503 no responders, 404, 408, 100."""
-        text = self.head[8:13].strip()
-        return int(text[:3]) if text[:3].isdigit() else 0
-
-    @property
-    def description(self) -> str:
-        line = self.head.partition(b"\r\n")[0]
-        return line[12:].strip().decode(errors="replace")
-
-    @property
-    def headers(self) -> list[tuple[str, str]]:
-        lines = self.head.decode(errors="replace").split("\r\n")[1:]
-        pairs = (line.partition(":") for line in lines if ":" in line)
-        return [(name, value.strip()) for name, _, value in pairs]
-
-    def header(self, name: str) -> str:
-        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
 
 class BlockingClient:
@@ -88,11 +56,6 @@ class BlockingClient:
     ) -> None:
         """Buffered: sent when there is enough, and before anything is waited for."""
         self._out += message_bytes(subject, data, reply=reply, headers=headers)
-        if len(self._out) > BUFFERED_BYTES:
-            self.send()
-
-    def publish_raw(self, lines: bytes) -> None:
-        self._out += lines
         if len(self._out) > BUFFERED_BYTES:
             self.send()
 
@@ -177,9 +140,6 @@ class BlockingClient:
                     return found
                 self._queued.append(found)
 
-    def is_answer(self, message: ReceivedMessage) -> bool:
-        return message.sid == self._inbox_sid
-
     def flush(self) -> float:
         """Wait until the server has read everything; the seconds that it took."""
         self._out += b"PING\r\n"
@@ -197,6 +157,12 @@ class BlockingClient:
 
     def close(self) -> None:
         self._socket.close()
+
+    def take_socket(self) -> socket.socket:
+        """The connection after the login, for a load that uses it in its own way."""
+        if type(self._socket) is not socket.socket:
+            raise CommandFailed("measurements need a plain nats:// connection, without TLS")
+        return self._socket
 
     # -- the connection
 

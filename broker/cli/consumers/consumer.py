@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import Destination, connects
 from broker.cli.consumers.configuration import configured_consumer, consumer_options
@@ -76,7 +77,7 @@ def _asked() -> Config:
     return found
 
 
-def _create(client: BlockingClient, stream: str, config: Config, action: str) -> Config:
+def _create(client: CommandClient, stream: str, config: Config, action: str) -> Config:
     name = config.get("name") or config.get("durable_name") or ""
     single = config.get("filter_subject")
     place = f".{name}" + (f".{single}" if single else "") if name else ""

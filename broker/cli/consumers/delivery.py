@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, ReceivedMessage, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient, ReceivedMessage
 from broker.cli.connect.failures import CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
 from broker.cli.output.message_text import message_fields, message_text
@@ -118,7 +119,7 @@ class _Deliveries:
     """Messages of a pull or push consumer, one after the other."""
 
     def __init__(
-        self, client: BlockingClient, stream: str, name: str, config: dict[str, Any],
+        self, client: CommandClient, stream: str, name: str, config: dict[str, Any],
         most: int | None,
     ) -> None:  # fmt: skip
         self._client = client
@@ -169,11 +170,11 @@ class _Deliveries:
             self._renew = time.monotonic() + PULL_NS / NS + 1.0
 
 
-def _subject(client: BlockingClient, stream: str, name: str) -> str:
+def _subject(client: CommandClient, stream: str, name: str) -> str:
     return f"{client.to.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{name}"
 
 
-def _tell(client: BlockingClient, message: ReceivedMessage, said: str) -> None:
+def _tell(client: CommandClient, message: ReceivedMessage, said: str) -> None:
     """Acks are confirmed: what is printed as acked is acked."""
     if said == "none":
         return

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from broker.cli.connect.blocking import ReceivedMessage, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import ReceivedMessage
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
 from broker.cli.output.tables import show, show_json_line
 from broker.cli.output.units import DURATION, NS

@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import ApiRefused, CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import Destination, connects
 from broker.cli.messages.headers import header_option, parsed_headers
@@ -106,7 +107,7 @@ def _numbers(count: int) -> Iterator[int]:
 class _Sending:
     """Messages on their way, in order."""
 
-    client: BlockingClient
+    client: CommandClient
     subject: str
     reply: str
     headers: list[tuple[str, str]]
@@ -189,14 +190,14 @@ def _send_all(sending: _Sending, texts: Iterator[bytes], count: int, sleep_ns: i
     sending.client.flush()
 
 
-def _pause(client: BlockingClient, seconds: float) -> None:
+def _pause(client: CommandClient, seconds: float) -> None:
     """PINGs of the server are answered meanwhile."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         client.next(left)
 
 
-def _is_stored(client: BlockingClient, subject: str) -> bool:
+def _is_stored(client: CommandClient, subject: str) -> bool:
     """Ask the API instead of trying: with a subscriber and no stream, no ack would come."""
     try:
         return bool(api.stream_names(client, subject))

@@ -11,7 +11,8 @@ import time
 
 import click
 
-from broker.cli.connect.blocking import BlockingClient, ReceivedMessage, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient, ReceivedMessage
 from broker.cli.connect.failures import CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
 from broker.cli.messages.headers import header_option, parsed_headers
@@ -46,21 +47,27 @@ def request(
         for number in range(1, count + 1):
             data = whole if message is None else filled(message, number).encode()
             started = time.perf_counter()
-            reply = client.new_reply()
+            # A stream delivers with the subject of the message: only the subscription tells that
+            # it is an answer.
+            reply = f"{client.new_reply()}.{number}"
+            sid = client.subscribe(reply)
             client.publish(subject, data, reply=reply, headers=fields)
-            _answers(client, subject, reply, replies, started, raw=raw, as_json=as_json)
+            _answers(client, subject, sid, replies, started, raw=raw, as_json=as_json)
+            client.unsubscribe(sid)
 
 
 def _answers(
-    client: BlockingClient, subject: str, reply: str, replies: int, started: float, *,
+    client: CommandClient, subject: str, sid: int, replies: int, started: float, *,
     raw: bool, as_json: bool,
 ) -> None:  # fmt: skip
     got = 0
     deadline = time.monotonic() + client.to.timeout_s
     while not replies or got < replies:
-        answer = client.answer(reply, deadline - time.monotonic())
+        answer = client.next(max(deadline - time.monotonic(), 0.0))
         if answer is None:
             break
+        if answer.sid != sid:
+            continue
         if answer.status == 503 and not answer.data:
             raise CommandFailed(f"nobody answers on {subject}: no responders")
         got += 1

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
 from broker.cli.output.tables import show, show_json
@@ -38,7 +39,7 @@ def check() -> None:
 def check_connection(*, warn_ns: int, critical_ns: int, to: Destination, as_json: bool) -> None:
     """Whether the server can be reached, and how fast it answers."""
 
-    def look(client: BlockingClient) -> list[Finding]:
+    def look(client: CommandClient) -> list[Finding]:
         seconds = client.flush()
         level = _over(seconds, warn_ns / NS, critical_ns / NS)
         return [(level, f"round trip {latency(seconds)}")]
@@ -53,7 +54,7 @@ def check_connection(*, warn_ns: int, critical_ns: int, to: Destination, as_json
 def check_jetstream(*, warn: int, critical: int, to: Destination, as_json: bool) -> None:
     """How much of its limits the account uses, and whether every stream has a leader."""
 
-    def look(client: BlockingClient) -> list[Finding]:
+    def look(client: CommandClient) -> list[Finding]:
         account = api.call(client, "INFO")
         limits = account.get("limits") or {}
         found = []
@@ -90,7 +91,7 @@ def check_stream(
 ) -> None:  # fmt: skip
     """A stream: its replicas, how far copies are behind, how many messages it has."""
 
-    def look(client: BlockingClient) -> list[Finding]:
+    def look(client: CommandClient) -> list[Finding]:
         info = api.stream_info(client, name)
         messages = int(info["state"].get("messages", 0))
         bad = (min_messages is not None and messages < min_messages) or (
@@ -125,7 +126,7 @@ def check_consumer(
 ) -> None:  # fmt: skip
     """A consumer: what it has to deliver, what is not acked."""
 
-    def look(client: BlockingClient) -> list[Finding]:
+    def look(client: CommandClient) -> list[Finding]:
         info = api.consumer_info(client, stream_name, name)
         found = []
         for field, most, what in (
@@ -144,7 +145,7 @@ def _over(value: float, warn: float, critical: float) -> int:
 
 
 def _run(
-    what: str, to: Destination, look: Callable[[BlockingClient], list[Finding]], *,
+    what: str, to: Destination, look: Callable[[CommandClient], list[Finding]], *,
     as_json: bool, lost: int = 3,
 ) -> None:  # fmt: skip
     """`lost`: the level if the server cannot be reached."""

@@ -19,7 +19,8 @@ from typing import Any, Final
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import ApiRefused, CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import Destination, at, connects, of_context
 from broker.cli.output.questions import confirm, yes_option
@@ -100,7 +101,7 @@ class _Move:
     """One stream on its way."""
 
     def __init__(
-        self, origin: BlockingClient, target: BlockingClient, name: str, replicas: int | None
+        self, origin: CommandClient, target: CommandClient, name: str, replicas: int | None
     ) -> None:
         self._origin = origin
         self._target = target
@@ -168,7 +169,7 @@ class _Move:
         }  # fmt: skip
 
 
-def _fence(client: BlockingClient, config: Config) -> None:
+def _fence(client: CommandClient, config: Config) -> None:
     metadata = dict(config.get("metadata") or {})
     if SUBJECTS_KEY in metadata:
         return  # of an earlier run
@@ -177,7 +178,7 @@ def _fence(client: BlockingClient, config: Config) -> None:
     api.call(client, f"STREAM.UPDATE.{config['name']}", fenced)
 
 
-def _unfence(client: BlockingClient, name: str) -> bool:
+def _unfence(client: CommandClient, name: str) -> bool:
     config: Config = api.stream_info(client, name)["config"]
     if SUBJECTS_KEY not in (config.get("metadata") or {}):
         return False
@@ -193,7 +194,7 @@ def _without_fence(config: Config) -> Config:
     return config | {"subjects": json.loads(subjects), "metadata": metadata}
 
 
-def _undo(client: BlockingClient, names: list[str], *, as_json: bool) -> None:
+def _undo(client: CommandClient, names: list[str], *, as_json: bool) -> None:
     opened = [name for name in names if _unfence(client, name)]
     if as_json:
         show_json(opened)

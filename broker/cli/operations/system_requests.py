@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from broker.cli.connect.blocking import BlockingClient
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed, NoAnswerInTime
 
 Document = dict[str, Any]
@@ -18,13 +18,13 @@ QUIET_S = 0.4
 NEEDS_SYSTEM = "this needs a user of the system account"
 
 
-def every_server(client: BlockingClient) -> list[Document]:
+def every_server(client: CommandClient) -> list[Document]:
     """The statistics of all servers, by name."""
     return asked(client, "STATSZ", expected=0)
 
 
 def asked(
-    client: BlockingClient, kind: str, body: Document | None = None, *, expected: int,
+    client: CommandClient, kind: str, body: Document | None = None, *, expected: int,
     subject: str = "",
 ) -> list[Document]:  # fmt: skip
     """Answers of so many servers; 0: as many as the first answer knows, or until no more come."""

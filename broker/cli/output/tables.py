@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -83,6 +83,6 @@ def show_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def show_json_line(value: object) -> None:
+def show_json_line(value: object, file: IO[str] | None = None) -> None:
     """One of many, each in a line of its own."""
-    click.echo(json.dumps(value, separators=(",", ":")))
+    click.echo(json.dumps(value, separators=(",", ":")), file=file)

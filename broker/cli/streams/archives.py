@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import ApiRefused, CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import Destination, connects
 from broker.cli.output.progress import progress_bar
@@ -69,7 +70,7 @@ def _new_folder(folder: Path) -> str:
 
 
 def download(
-    client: BlockingClient, name: str, place: Path, *, consumers: bool, check: bool
+    client: CommandClient, name: str, place: Path, *, consumers: bool, check: bool
 ) -> dict[str, Any]:
     inbox = f"{client.new_reply()}.chunks"
     sid = client.subscribe(inbox)
@@ -145,7 +146,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def upload(
-    client: BlockingClient, config: Config, state: Config, data: BinaryIO, total: int
+    client: CommandClient, config: Config, state: Config, data: BinaryIO, total: int
 ) -> dict[str, Any]:
     name = str(config["name"])
     begun = api.call(client, f"STREAM.RESTORE.{name}", {"config": config, "state": state})

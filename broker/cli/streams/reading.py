@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, ReceivedMessage
+from broker.cli.connect.client_shape import CommandClient, ReceivedMessage
 from broker.cli.connect.failures import ApiRefused, CommandFailed, NoAnswerInTime
 from broker.cli.output.times import rfc3339, time_ns
 
@@ -41,7 +41,7 @@ class StreamMessage:
 
 
 def stored_messages(
-    client: BlockingClient, info: dict[str, Any], *, first: int = 1, since_ns: int = 0,
+    client: CommandClient, info: dict[str, Any], *, first: int = 1, since_ns: int = 0,
     subject: str = "",
 ) -> Iterator[StreamMessage]:  # fmt: skip
     """From a sequence or a time on, to the end that the stream has now."""
@@ -65,7 +65,7 @@ def stored_messages(
 
 
 def next_message(
-    client: BlockingClient, stream: str, seq: int, subject: str
+    client: CommandClient, stream: str, seq: int, subject: str
 ) -> StreamMessage | None:
     """The first one on the subject that has this sequence or a later one."""
     try:
@@ -88,7 +88,7 @@ def stored_of(message: dict[str, Any]) -> StreamMessage:
 
 
 def _consumed(
-    client: BlockingClient, stream: str, *, first: int, last: int, since_ns: int, subject: str
+    client: CommandClient, stream: str, *, first: int, last: int, since_ns: int, subject: str
 ) -> Iterator[StreamMessage]:
     config: dict[str, Any] = {
         "ack_policy": "none", "deliver_policy": "by_start_sequence", "opt_start_seq": first,
@@ -113,7 +113,7 @@ def _consumed(
 
 
 def _pulled(
-    client: BlockingClient, stream: str, consumer: str, last: int, left: int
+    client: CommandClient, stream: str, consumer: str, last: int, left: int
 ) -> Iterator[StreamMessage]:
     subject = f"{client.to.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     sid = client.subscribe(reply := f"{client.new_reply()}.pull")

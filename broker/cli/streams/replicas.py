@@ -11,7 +11,8 @@ import time
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import Destination, connects
 from broker.cli.output.questions import confirm, yes_option
@@ -58,7 +59,7 @@ def peer_remove(*, name: str, peer: str, yes: bool, to: Destination, as_json: bo
     show_json(done) if as_json else show(f"{peer} loses its replica of {name}")
 
 
-def _leader(client: BlockingClient, name: str) -> str:
+def _leader(client: CommandClient, name: str) -> str:
     info = api.stream_info(client, name)
     if not info.get("cluster") or not info["cluster"].get("replicas"):
         raise CommandFailed(f"{name} has one replica: nobody else can lead it")

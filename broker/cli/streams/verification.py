@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from broker.cli.connect import api
-from broker.cli.connect.blocking import BlockingClient, connected
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import Destination, at, connects, of_context
 from broker.cli.output.progress import progress_bar
@@ -60,7 +61,7 @@ def verify(
 
 
 def checked_stream(
-    client: BlockingClient, name: str, *, last: int | None = None
+    client: CommandClient, name: str, *, last: int | None = None
 ) -> tuple[StreamDigest, list[str]]:
     """The digest, and what is wrong. Messages that come or go meanwhile are not held against it.
     `last`: of the messages up to this sequence."""

@@ -1,0 +1,1 @@
+"""`jetraft bench`: measurements, and how their figures are shown."""
