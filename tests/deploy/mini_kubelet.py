@@ -91,6 +91,10 @@ class Kubelet:
                 await self.stop(ordinal)
                 await self.start(ordinal)
 
+    async def helm_test(self) -> None:
+        """`helm test`: the pod must end well."""
+        await self._hook("test")
+
     def rotate(self, name: str, files: dict[str, bytes]) -> None:
         """A Secret of the user has changed."""
         self.secrets[name] = files
@@ -225,11 +229,11 @@ class Kubelet:
         return {**os.environ, "PYTHONPATH": str(ROOT), **found, "PATH": path}
 
     async def _hook(self, hook: str) -> None:
-        """Run the Jobs of this hook with the files of the first pod."""
-        for job in of_kind(self.manifests, "Job"):
+        """Run the Jobs and Pods of this hook with the files of the first pod."""
+        for job in [*of_kind(self.manifests, "Job"), *of_kind(self.manifests, "Pod")]:
             if job["metadata"]["annotations"]["helm.sh/hook"] != hook:
                 continue
-            (container,) = job["spec"]["template"]["spec"]["containers"]
+            (container,) = job["spec"].get("template", job)["spec"]["containers"]
             folder = self.pods[0].folder
             environ = self._environment(container["env"], job["metadata"]["name"], 0, folder)
             words = [self._here(word, 0, folder) for word in container["command"]]

@@ -151,6 +151,8 @@ async def whole_life(folder: Path) -> None:
 
     async with release(folder) as (kubelet, load, authority):
         say("installed", load)
+        await kubelet.helm_test()
+        say("helm test, with a client certificate", load)
         kubelet.rotate("bus-tls", authority.sign("second", HOSTS))
         await reloads(kubelet, 1)
         await load.flows()
