@@ -18,6 +18,7 @@ from chaos.campaign.record import CampaignRecord, Injected
 from chaos.sim.promises.journal import Operation
 
 SHOWN_MAX = 20  # cases of an anomaly
+SHORT = 30  # letters of a case that shares its line with others
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--text:#1b2430;--soft:#5a6675;--line:#d9dee5;
 --band:#dc262622;--hit:#b91c1c;--leader:#2563eb;--follower:#b6c2d1;--unhealthy:#f59e0b;
@@ -40,6 +41,7 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-size:13px;font-weight:600}.number{text-align:right;white-space:nowrap}
 pre{overflow-x:auto;background:#8881;padding:10px;border-radius:6px;font-size:13px}
+.cases{white-space:pre-wrap;overflow-wrap:anywhere}
 .legend span{display:inline-block;margin:0 14px 0 0;white-space:nowrap}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 .bad{color:var(--bad);font-weight:600}
@@ -134,10 +136,10 @@ def html(record: CampaignRecord) -> str:
         f"<title>{escape(record.title)}</title><style>{STYLE}</style>",
         f"<h1>{escape(record.title)}</h1>",
         *_verdict(record),
-        *_violation(record),
         "<h2>Timeline</h2>",
         f'<div class="wide">{drawing(record)}</div>',
         *_legend(),
+        *_violation(record),
         *_by_kind(record),
         *_faults(record),
         *_works(record),
@@ -150,7 +152,10 @@ def html(record: CampaignRecord) -> str:
 def _verdict(record: CampaignRecord) -> Iterator[str]:
     verdict, ok = record.verdict, record.ok
     words = "Every promise kept" if ok else "Promises broken: " + ", ".join(verdict.anomalies)
-    first = "" if ok else f"<small>{escape(next(iter(verdict.anomalies.values()))[0])}</small>"
+    first = ""
+    if not ok:
+        name, found = next(iter(verdict.anomalies.items()))
+        first = f"<small>{escape(name)}: {len(found):,}, the first one {escape(found[0])}</small>"
     yield f'<div class="verdict {"ok" if ok else "broken"}">{escape(words)}{first}</div>'
     seconds = (record.end_ns - record.begin_ns) / 1e9
     others = sum(sum(counts) for _, *counts in record.counts())
@@ -256,8 +261,11 @@ def _violation(record: CampaignRecord) -> Iterator[str]:
         return
     yield "<h2>What was broken</h2>"
     for name, found in record.verdict.anomalies.items():
+        short = all(len(one) <= SHORT for one in found)
+        shown = (", " if short else "\n").join(found[:SHOWN_MAX])
+        more = ", ..." if len(found) > SHOWN_MAX else ""
         yield f"<p><b>{escape(name)}</b>: {len(found):,}</p>"
-        yield f"<pre>{escape(chr(10).join(found[:SHOWN_MAX]))}</pre>"
+        yield f'<pre class="cases">{escape(shown)}{more}</pre>'
     if record.story:
         yield f"<h2>Around it</h2><pre>{escape(chr(10).join(record.story))}</pre>"
     if record.command:
