@@ -135,3 +135,13 @@ def test_counts_by_blocks_and_by_the_index_agree(store: MessageStore) -> None:
             store.segments, wanted, start=1, last=store.last_seq
         )
         assert finish(by_blocks) == store.count_matching(filters, 1)
+
+
+def test_a_count_passes_segments_without_its_subject_in_one_step(store: MessageStore) -> None:
+    """The first message of a consumer waits for the count: a step per segment, each in another
+    turn of the loop, would make it wait for all of them."""
+    assert len(store.segments.all) >= SEGMENTS
+    steps = search.count_matching_steps(
+        store.segments, store._filter((b"none.1",)), start=2, last=store.last_seq
+    )
+    assert sum(1 for _ in steps) == 0
