@@ -44,7 +44,7 @@ class Proposals:
         """Everything up to `index` is applied, and our entries among it were reported. Fail the
         others: another leader's first entry or a publish took their index, and those are not
         reported here."""
-        for lost in [i for i in self._futures if i <= index]:
+        for lost in [i for i in self._futures if i <= index] if self._futures else ():
             _, future = self._futures.pop(lost)
             if not future.done():
                 future.set_exception(LostLeadership())

@@ -24,9 +24,7 @@ NAMES_PER_STEP = 512  # subjects that one step compares with a filter
 MISSING_PER_STEP = 4096  # missing sequences that one step lists
 SEGMENT_WORK = 64  # of a look at a segment, in missing sequences
 FEW_ROWS = 4  # so few rows are read one by one; for more, runs of equal subjects are used
-# Names that one step looks for in segments without them. Microseconds each: with one name, a count
-# passes as many segments in one step.
-ABSENT_PER_STEP = 32
+ABSENT_PER_STEP = 32  # names that one step looks for in segments without them: microseconds each
 _EVERYTHING = SubjectFilter(())
 
 
@@ -176,10 +174,7 @@ def next_matching_steps(
     """The first matching sequence at or above `start`, 0 if there is none. The store may change
     between two steps: what was stored from the first step to the last one is not missed."""
     cursor = start
-    while cursor <= last:
-        segment = segments.first_from(cursor)
-        if segment is None:
-            return 0
+    while cursor <= last and (segment := segments.first_from(cursor)) is not None:
         seen = _Seen.now(segments, segment)
         held = yield from may_hold_steps(seen, wanted)
         if seen.changed:
@@ -284,10 +279,7 @@ def count_matching_steps(
     """Stored messages from `start` to `last` that match. A message that is removed between two
     steps may be in the number or not."""
     total, cursor, absent = 0, start, 0
-    while cursor <= last:
-        segment = segments.first_from(cursor)
-        if segment is None:
-            break
+    while cursor <= last and (segment := segments.first_from(cursor)) is not None:
         seen = _Seen.now(segments, segment)
         counted = yield from _count_in(seen, wanted, start=cursor, last=last)
         if seen.changed:

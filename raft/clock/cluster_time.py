@@ -105,8 +105,10 @@ class ClusterTime:
     @property
     def is_guess(self) -> bool:
         """Whether there are other members, and no clock but our own is known."""
+        if self.is_held:
+            return False
         others = self._members - {self._node}
-        return not self.is_held and bool(others) and others.isdisjoint(self._peers)
+        return bool(others) and others.isdisjoint(self._peers)
 
     @property
     def own_error_ns(self) -> int:

@@ -85,7 +85,7 @@ class LocalProgress:
     def wrote(self, number: int, term: Term) -> None:
         """Ready `number` carries a write. Once it is flushed, the log as it is now is on disk."""
         log = self._log
-        end_term = log.term(log.written)
+        end_term = log.last_term if log.written == log.last_index else log.term(log.written)
         assert end_term is not None, "entries that were given out are in the log"
         self._unflushed.append((number, term, log.written, end_term))
 
@@ -109,8 +109,10 @@ class LocalProgress:
                 raise InvariantViolation(
                     f"Ready {number} was made in term {written_in}, not in {term}"
                 )
-            if written_in == current_term and end > log.persisted and log.term(end) == end_term:
-                log.persisted = end
+            if written_in == current_term and end > log.persisted:
+                known = log.last_term if end == log.last_index else log.term(end)
+                if known == end_term:
+                    log.persisted = end
         return written_in == current_term
 
     # -- the state machine

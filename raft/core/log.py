@@ -52,9 +52,6 @@ class TailRoom:
         self.most = most
         self.used = 0
 
-    def share(self) -> int:
-        return self.most if self.used <= self.most else CROWDED_TAIL_BYTES
-
 
 class RaftLog:
     """Invariants: persisted <= written <= last_index; every entry above `persisted` is in the
@@ -219,10 +216,13 @@ class RaftLog:
         A tail within its bound is kept for followers that are a little behind. Beyond the bound
         half of it is dropped at once, so that the cost of moving the rest is spread over many
         entries."""
-        self._count()
-        bytes_max = min(self._tail_bytes_max, self._room.share())
-        if self._tail_bytes <= bytes_max:
+        tail_bytes, room = self._tail_bytes, self._room
+        room.used += tail_bytes - self._counted_bytes
+        self._counted_bytes = tail_bytes
+        share = room.most if room.used <= room.most else CROWDED_TAIL_BYTES
+        if tail_bytes <= self._tail_bytes_max and tail_bytes <= share:
             return
+        bytes_max = min(self._tail_bytes_max, share)
         first, tail = self._first, self._tail
         limit = min(self.persisted, handed) - first + 1
         goal = self._tail_bytes - bytes_max // 2
@@ -234,17 +234,13 @@ class RaftLog:
             self._before_term = tail[count - 1].term
             del tail[:count]
             self._first = Index(first + count)
-            self._tail_bytes -= size
-            self._count()
+            self._tail_bytes = self._counted_bytes = tail_bytes - size
+            room.used -= size
 
     def leave(self) -> None:
         """The group is no longer on this node: its tail takes no room."""
         self._room.used -= self._counted_bytes
         self._counted_bytes = 0
-
-    def _count(self) -> None:
-        self._room.used += self._tail_bytes - self._counted_bytes
-        self._counted_bytes = self._tail_bytes
 
 
 class MemoryReader:

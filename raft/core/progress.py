@@ -124,6 +124,8 @@ class VoterProgress:
 
     def match(self, own: Index) -> Index:
         """The largest index that every needed majority holds; `own` is what this leader holds."""
+        if self.leader_alone:
+            return own
         lowest = -1
         for leader_votes, others in self._sets:
             held: list[int] = [peer.match for peer in others]
@@ -143,6 +145,8 @@ class VoterProgress:
         return self._round_of_majority(own, lambda peer: peer.round_promised)
 
     def _round_of_majority(self, own: int, latest: Callable[[Progress], int]) -> int:
+        if self.leader_alone:
+            return own
         lowest = -1
         for leader_votes, others in self._sets:
             rounds = [latest(peer) for peer in others]

@@ -308,7 +308,8 @@ class RaftCore:
         before = log.persisted
         if not self._local.flushed(number, term=term, current_term=election.term):
             return
-        election.vote_persisted()
+        if election.role is Role.CANDIDATE:
+            election.vote_persisted()
         if log.persisted > before:
             if election.leading is not None:
                 self._advance_commit(election.leading)
@@ -339,7 +340,7 @@ class RaftCore:
 
     def has_ready(self) -> bool:
         log, pending, written = self.log, self._pending, self._written
-        election = self._election
+        election, local = self._election, self._local
         leading = election.leading
         return (
             log.written != log.last_index
@@ -349,13 +350,13 @@ class RaftCore:
                 leading is not None
                 and (leading.due or bool(leading.snapshot_to) or bool(leading.reads.confirmed))
             )
-            or self._local.has_committed
+            or (local.handed < self._commitment.index and local.has_committed)
             or election.role is not self._reported_role
             or election.leader != self._reported_leader
             or election.term != written.term
             or election.vote != written.vote
             or self._lost_log.lives != written.lives
-            or self._local.install_due
+            or local.install_due
         )
 
     def ready(self) -> Ready:
@@ -398,7 +399,7 @@ class RaftCore:
             messages,
             promises,
             local.take_committed(self._config.max_committed_bytes),
-            local.take_install(),
+            local.take_install() if local.install_due else None,
             snapshot_to,
             election.leader,
             election.role,
@@ -485,7 +486,7 @@ class RaftCore:
 
     def _members_committed(self, leading: LeaderState) -> None:
         """End the joint phase. Step down if we are no longer a voter (thesis 4.2.2)."""
-        if self._members.members.joint:
+        if self._members.members.outgoing:
             self._append_members(last_step(self._members.members), leading)
         elif not self._members.voter:
             leading.send_due(self._commitment.index)

@@ -23,7 +23,7 @@ from raft.core.ready import Ready
 from raft.host.group import Group
 from raft.host.latency import Histogram
 from raft.store.records import StoreFailed
-from raft.types import NodeId, Role, SnapshotMeta
+from raft.types import NodeId, Role, SnapshotMeta, Term
 
 APPLY_S = 0.002  # the time slice of a group, and of all groups in a round
 ROUND_S = 2 * APPLY_S  # what was applied longer ago was in an earlier round
@@ -66,11 +66,13 @@ class Applier:
         """Returns whether the group keeps running and has applied everything."""
         if group.stopped is not None:
             return False
-        if _only_writes(group, ready):
+        leader = (ready.leader, ready.term, ready.role is Role.LEADER)
+        if group.announced == leader and _only_writes(group, ready):
             return not group.deferred
         done = False
         try:
-            self._announce_leader(group, ready)
+            if group.announced != leader:
+                self._announce_leader(group, leader)
             if ready.snapshot is not None:
                 group.backlog.clear()  # the snapshot includes them
                 group.preparing = None
@@ -79,7 +81,8 @@ class Applier:
                 self._snapshots.unused(group)
             group.backlog.extend(ready.committed)
             done = not group.deferred and self._in_round(group)
-            group.reads.advance(ready.reads, group.core.applied_index)
+            if ready.reads or group.reads.confirmed:
+                group.reads.advance(ready.reads, group.core.applied_index)
         except StoreFailed as error:  # of a machine that writes to the same database
             self._store_failed(error)
             return False
@@ -104,7 +107,7 @@ class Applier:
         if group.backlog and self._round_used_s > APPLY_S:
             self._defer(group)
             return False
-        done = self._work_off(group)
+        done = self._work_off(group, began)
         self._round_used_s += time.perf_counter() - began
         return done
 
@@ -112,12 +115,12 @@ class Applier:
         group.deferred = True
         self._later(group, partial(self._go_on, group))
 
-    def _work_off(self, group: Group) -> bool:
+    def _work_off(self, group: Group, began: float) -> bool:
         """Apply what waits, for a time slice. Returns whether nothing is left."""
         backlog = group.backlog
         if not backlog:
             return True
-        deadline = time.perf_counter() + APPLY_S
+        deadline = began + APPLY_S
         is_long = group.preparer.is_long if group.preparer is not None else _never
         while backlog:
             if is_long(backlog[0]) and not self._prepared(group, backlog[0], deadline):
@@ -152,7 +155,7 @@ class Applier:
         if group.stopped is not None or not group.backlog:
             return
         try:
-            done = self._work_off(group)
+            done = self._work_off(group, time.perf_counter())
             group.reads.advance((), group.core.applied_index)
         except StoreFailed as error:
             self._store_failed(error)
@@ -162,10 +165,7 @@ class Applier:
             if done:
                 self._resume(group)
 
-    def _announce_leader(self, group: Group, ready: Ready) -> None:
-        facts = (ready.leader, ready.term, ready.role is Role.LEADER)
-        if facts == group.announced:
-            return
+    def _announce_leader(self, group: Group, facts: tuple[NodeId | None, Term, bool]) -> None:
         group.announced = facts
         group.waiting_bytes = 0
         group.sampled = None
@@ -178,8 +178,10 @@ class Applier:
         group.machine.apply(committed)
         self.applied_entries += len(committed)
         if group.waiting_bytes:
-            size = sum(len(entry.data) for entry in committed)
-            group.waiting_bytes = max(0, group.waiting_bytes - size)
+            waiting = group.waiting_bytes
+            for entry in committed:
+                waiting -= len(entry.data)
+            group.waiting_bytes = max(0, waiting)
         index = committed[-1].index
         if group.sampled is not None and group.sampled[0] <= index:
             self.commit_latency.observe(time.monotonic() - group.sampled[1])
@@ -195,7 +197,6 @@ def _only_writes(group: Group, ready: Ready) -> bool:
         or ready.snapshot_to
         or ready.snapshot is not None
         or group.arrived is not None
-        or group.announced != (ready.leader, ready.term, ready.role is Role.LEADER)
     )
 
 

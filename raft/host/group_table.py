@@ -145,7 +145,9 @@ class GroupTable:
 
     def working(self, group: GroupId, space: Space = Space.SCARCE) -> Group:
         """Raises UnknownGroup or GroupStopped, also if the disk has less space than this."""
-        held = self.get(group)
+        held = self.groups.get(group)
+        if held is None:
+            raise UnknownGroup(f"group {group} is not on this node")
         if held.stopped is not None or not self.running:
             raise GroupStopped(group, held.stopped or "the node is not running")
         if held.persistent and (self._store.space < space or self._store.exhausted):

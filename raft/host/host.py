@@ -241,7 +241,8 @@ class Host:
 
     def _touch(self, group: Group) -> None:
         """Its core got some input: look at it in the next round."""
-        self._quiescence.update(group)
+        if group.core.asleep or group.id not in self._quiescence.awake:
+            self._quiescence.update(group)
         self._rounds.mark(group)
 
     def groups(self) -> list[GroupId]:
@@ -276,12 +277,13 @@ class Host:
         waiting = held.waiting_bytes + len(data)
         if held.waiting_bytes and waiting > self._limits.waiting_bytes_max:
             raise GroupBusy(group, held.waiting_bytes)
-        index = held.core.propose(data)
+        core = held.core
+        index = core.propose(data)
         held.waiting_bytes = waiting
         if held.sampled is None:
             held.sampled = (index, time.monotonic())
         self._touch(held)
-        return held.core.term, index
+        return core.log.last_term, index
 
     def together(self, work: Callable[[], None]) -> None:
         """Call it. What it proposes is written and sent in this turn of the loop, not in the next

@@ -18,12 +18,13 @@ from raft.types import Index, NodeId, NotLeader
 
 
 class GroupReads:
-    __slots__ = ("_confirmed", "_core", "_last_context", "_waiting")
+    __slots__ = ("_core", "_last_context", "_waiting", "confirmed")
 
     def __init__(self, core: RaftCore) -> None:
         self._core = core
         self._waiting: dict[int, asyncio.Future[Index]] = {}  # by context, not confirmed yet
-        self._confirmed: list[tuple[Index, asyncio.Future[Index]]] = []
+        # Not served yet: the machine has not applied everything that they need.
+        self.confirmed: list[tuple[Index, asyncio.Future[Index]]] = []
         self._last_context = 0
 
     def are_current(self, pace: TickPace, now: float) -> bool:
@@ -55,21 +56,21 @@ class GroupReads:
         for read in reads:
             future = self._waiting.pop(read.context, None)
             if future is not None:
-                self._confirmed.append((read.index, future))
-        if not self._confirmed:
+                self.confirmed.append((read.index, future))
+        if not self.confirmed:
             return
-        waiting, self._confirmed = self._confirmed, []
+        waiting, self.confirmed = self.confirmed, []
         for needed, future in waiting:
             if needed > applied:
-                self._confirmed.append((needed, future))
+                self.confirmed.append((needed, future))
             elif not future.done():
                 future.set_result(applied)
 
     def fail(self, leader: NodeId | None) -> None:
         """We do not lead any more, so we cannot tell what is committed."""
-        futures = [*self._waiting.values(), *(future for _, future in self._confirmed)]
+        futures = [*self._waiting.values(), *(future for _, future in self.confirmed)]
         self._waiting.clear()
-        self._confirmed.clear()
+        self.confirmed.clear()
         for future in futures:
             if not future.done():
                 future.set_exception(NotLeader(leader))

@@ -55,7 +55,7 @@ class RoundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flusher: FlushThread | None = None
         self._scheduled = False
-        self._flushing = 0  # the number of the flush in flight
+        self._flushing = 0  # the number of the flush in flight; 0: none
         self._flush_began = 0.0
         self._idle = asyncio.Event()  # no flush is in flight
         self._idle.set()
@@ -82,7 +82,7 @@ class RoundLoop:
 
     @property
     def flushing(self) -> bool:
-        return not self._idle.is_set()
+        return self._flushing > 0
 
     def depths(self) -> tuple[int, int, int]:
         """Groups, batches and promises that wait."""
@@ -97,7 +97,7 @@ class RoundLoop:
     def together(self, work: Callable[[], None]) -> None:
         """Call it when no flush is in flight, and then run a round at once for the groups that it
         marked. What it proposed earlier would wait for that flush as well."""
-        if self.flushing:
+        if self._flushing:
             self._held.append(work)
         elif self._scheduled:
             work()  # the round comes anyway
@@ -199,6 +199,7 @@ class RoundLoop:
 
     def _flushed(self, error: BaseException | None) -> None:
         """Called on the loop by the flush thread."""
+        number, self._flushing = self._flushing, 0
         self._idle.set()
         held, self._held = self._held, []
         if error is not None:
@@ -211,10 +212,10 @@ class RoundLoop:
             if held:  # its entries are part of the write that follows
                 self._together(held)
         finally:
-            self._end_flush()
+            self._end_flush(number)
 
-    def _end_flush(self) -> None:
-        self._carry_out(self._rounds.flushed(self._flushing))
+    def _end_flush(self, number: int) -> None:
+        self._carry_out(self._rounds.flushed(number))
         if self._loop is not None and self._rounds.marked:
             # What is committed now is applied at once, not one turn of the loop later.
             self._carry_out(self._rounds.begin())

@@ -26,7 +26,7 @@ Inputs and the effects they may return:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -166,13 +166,19 @@ class Rounds(Generic[G]):
         effects: Effects[G] = Effects()
         kept: list[Promise[G]] = []  # promises that need no write and no flush
         for group in self._take_marked():
-            ready = self._take_ready(group, effects)
-            if ready is None:
+            if group.stopped is not None:
+                continue
+            try:
+                if not group.core.has_ready():
+                    continue
+                ready = group.core.ready()
+            except Exception as error:  # noqa: BLE001 - stops this group
+                effects.failed.append((group, error))
                 continue
             effects.apply.append((group, ready))
             if ready.messages:
                 effects.send.append((group, ready.messages))
-            if ready.must_flush:
+            if ready.entries or ready.after_persist or ready.hard_state is not None:
                 promise = Promise(group, ready.number, ready.term, ready.after_persist)
                 promises = self._batches[-1].promises if self._collect(group, ready) else kept
                 promises.append(promise)
@@ -189,23 +195,14 @@ class Rounds(Generic[G]):
         if more and group.core.has_ready():
             self._marked[group.id] = group
 
-    def _take_marked(self) -> Iterator[G]:
+    def _take_marked(self) -> Iterable[G]:
         """Those that were marked first. A round is bounded, so that ticks and sockets get their
         turn in between."""
         marked, self._marked = self._marked, {}
         if len(marked) > GROUPS_PER_ROUND:
             for group in list(marked)[GROUPS_PER_ROUND:]:
                 self._marked[group] = marked.pop(group)
-        return iter(marked.values())
-
-    def _take_ready(self, group: G, effects: Effects[G]) -> Ready | None:
-        if group.stopped is not None:
-            return None
-        try:
-            return group.core.ready() if group.core.has_ready() else None
-        except Exception as error:  # noqa: BLE001 - stops this group
-            effects.failed.append((group, error))
-            return None
+        return marked.values()
 
     def _collect(self, group: G, ready: Ready) -> bool:
         """Put what must be durable into the rightmost batch. Returns whether the promises of this
@@ -344,7 +341,7 @@ class Rounds(Generic[G]):
         for promise in promises:
             group = promise.group
             group.unflushed -= 1
-            if group.stopped is not None or _has_failed(group, effects):
+            if group.stopped is not None or (effects.failed and _has_failed(group, effects)):
                 continue
             try:
                 group.core.persisted(promise.number, term=promise.term)
@@ -357,7 +354,7 @@ class Rounds(Generic[G]):
 
 
 def _has_failed(group: G, effects: Effects[G]) -> bool:
-    return bool(effects.failed) and any(group is failed for failed, _ in effects.failed)
+    return any(group is failed for failed, _ in effects.failed)
 
 
 def _changed_promises(group: RoundGroup, hard_state: HardState) -> HardState | None:

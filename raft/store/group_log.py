@@ -45,7 +45,6 @@ class GroupLog:
     """A LogReader over the segments."""
 
     __slots__ = (
-        "_last",
         "_members",
         "_positions",
         "_run_starts",
@@ -53,6 +52,7 @@ class GroupLog:
         "_sizes",
         "_source",
         "group",
+        "last",
         "nbytes",
         "newest",
         "record",
@@ -66,7 +66,7 @@ class GroupLog:
         self.newest = NOWHERE  # where the last record of the group was first written
         self.nbytes = 0  # of all live entries
         self._source = source
-        self._last = Index(0)
+        self.last = Index(0)  # the index of the last entry
         # Invariant: _run_terms[i] is the term of every index from _run_starts[i] to the next start.
         self._run_starts: list[int] = []
         self._run_terms: list[Term] = []
@@ -81,13 +81,13 @@ class GroupLog:
         return Index(self.record.snapshot.index + 1)
 
     def last_index(self) -> Index:
-        return self._last
+        return self.last
 
     def term(self, index: Index) -> Term | None:
         snapshot = self.record.snapshot
         if index == snapshot.index:
             return snapshot.term
-        if not snapshot.index < index <= self._last:
+        if not snapshot.index < index <= self.last:
             return None
         return self._run_terms[bisect_right(self._run_starts, index) - 1]
 
@@ -95,7 +95,7 @@ class GroupLog:
         """Entries in [low, high) that fit into `max_bytes`, at least one; [] if compacted."""
         if low < self.first_index():
             return []
-        if not low < high <= self._last + 1:
+        if not low < high <= self.last + 1:
             raise DamagedLog(self.group, low, f"entries up to {high} are not in the log")
         return self._read(low, high, max_bytes)
 
@@ -121,7 +121,7 @@ class GroupLog:
     @property
     def average_bytes(self) -> int:
         """Bytes of an average live entry, at least one."""
-        count = self._last - self.record.snapshot.index
+        count = self.last - self.record.snapshot.index
         return max(1, self.nbytes // count) if count else 1
 
     # called by LogStore
@@ -131,7 +131,7 @@ class GroupLog:
         self.record = record
         self.record_position = position
         self.newest = origin
-        self._last = record.snapshot.index
+        self.last = record.snapshot.index
 
     def restore_entry(
         self, index: Index, term: Term, members: Members | None, *, position: int, size: int
@@ -163,22 +163,41 @@ class GroupLog:
                 self._members.append((entry.index, members_of(entry.data)))
             self._extend(entry.index, entry.term)
 
+    def appended_one(self, entry: Entry, position: int) -> None:
+        """As `appended`. Most rounds bring one entry of a group, behind the last one."""
+        terms = self._run_terms
+        if (
+            entry.index != self.last + 1
+            or entry.kind is not EntryKind.NORMAL
+            or not terms
+            or terms[-1] != entry.term
+        ):
+            self.appended((entry,), (position,))
+            return
+        size = len(entry.data)
+        if self._source is not None:
+            size += self._source.overhead
+        self._positions.append(position)
+        self._sizes.append(size)
+        self.nbytes += size + ENTRY_OVERHEAD
+        self.last = entry.index
+
     def compacted(self, snapshot: SnapshotMeta) -> None:
         """The entries up to the snapshot were deleted; those above it stay."""
-        dropped = min(snapshot.index, self._last) - self.record.snapshot.index
+        dropped = min(snapshot.index, self.last) - self.record.snapshot.index
         self._forget(0, max(0, dropped))
         self.record = self.record.with_snapshot(snapshot)
         keep = max(0, bisect_right(self._run_starts, snapshot.index + 1) - 1)
         del self._run_starts[:keep]
         del self._run_terms[:keep]
         self._members = [known for known in self._members if known[0] > snapshot.index]
-        if snapshot.index >= self._last:
+        if snapshot.index >= self.last:
             self.reset(snapshot)
 
     def reset(self, snapshot: SnapshotMeta) -> None:
         """The whole log was deleted; it starts again after the snapshot."""
         self.record = self.record.with_snapshot(snapshot)
-        self._last = snapshot.index
+        self.last = snapshot.index
         self.nbytes = 0
         self._run_starts.clear()
         self._run_terms.clear()
@@ -206,22 +225,26 @@ class GroupLog:
         """The entry is now at this position."""
         self._positions[index - self.first_index()] = position
 
-    def term_before(self, index: Index) -> Term:
-        """The term of the entry before this one."""
-        return self.term(Index(index - 1)) or Term(0)
+    def place_before(self, index: Index) -> tuple[Index, Index, Term]:
+        """The index before the first entry, that of the last one, and the term of the entry before
+        this index."""
+        start, last = self.record.snapshot.index, self.last
+        if index == last + 1 and last > start:
+            return start, last, self._run_terms[-1]
+        return start, last, self.term(Index(index - 1)) or Term(0)
 
     def _extend(self, index: Index, term: Term) -> None:
         if not self._run_terms or self._run_terms[-1] != term:
             self._run_starts.append(index)
             self._run_terms.append(term)
-        self._last = index
+        self.last = index
 
     def _truncate(self, index: Index) -> None:
-        if index > self._last:
+        if index > self.last:
             return
         start = max(0, index - self.first_index())
-        self._forget(start, self._last + 1 - self.first_index())
-        self._last = Index(index - 1)
+        self._forget(start, self.last + 1 - self.first_index())
+        self.last = Index(index - 1)
         while self._run_starts and self._run_starts[-1] >= index:
             self._run_starts.pop()
             self._run_terms.pop()

@@ -343,11 +343,11 @@ class LogStore:
         raised for batches that only free space. Raises StoreFailed until the store is reopened."""
         if self.failure is not None:
             raise StoreFailed("the log store has already failed") from self.failure
-        grows = bool(batch.entries or batch.hard_states or batch.snapshots)
-        if self.full and grows and not may_wait and not self._fits(batch):
+        grows, full = bool(batch.entries or batch.hard_states or batch.snapshots), self.full
+        if full and grows and not may_wait and not self._fits(batch):
             self._refused = True
             raise StoreFull("the disk is full")
-        frees = not grows or (self.full and batch.nbytes <= _SMALL_BYTES)
+        frees = not grows or (full and batch.nbytes <= _SMALL_BYTES)
         log = self.log
         try:
             size = log.write_when_ready(batch) if may_wait else log.write(batch, frees=frees)

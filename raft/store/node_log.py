@@ -212,15 +212,17 @@ class NodeLog:
         it takes, so it may use the reserve. Raises SegmentBusy, OSError; DamagedLog for a group
         that is damaged, unless it is removed."""
         self.flushes.check()
-        for group in (*batch.entries, *batch.hard_states, *batch.snapshots, *batch.installs):
-            self._promises.reserve(group)
+        self._promises.reserve_all(batch.entries)
+        if batch.hard_states or batch.snapshots or batch.installs:
+            self._promises.reserve_all((*batch.hard_states, *batch.snapshots, *batch.installs))
         with self._segments.lock:
             changed = self._changed_records(batch)
-            records = [NewRecord(group, 0, 0, 0, REMOVED, b"") for group in batch.removed]
+            records: list[NewRecord] = []
+            for group in batch.removed:
+                records.append(NewRecord(group, 0, 0, 0, REMOVED, b""))
             for group, record in changed.items():
                 records.append(self._group_record(group, record, batch.snapshots.get(group)))
-            for group in batch.entries:
-                self._encode_entries(batch, group, records)
+            self._encode_entries(batch, records)
             if not records:
                 return 0
             positions = self._segments.write(records, frees=frees)
@@ -229,7 +231,9 @@ class NodeLog:
             self._promises.clear(group)
         if batch.removed or batch.cuts or batch.snapshots:
             self._keeper.something_died()
-        size = sum(len(record.data) for record in records)
+        size = 0
+        for written in records:
+            size += len(written.data)
         self._sizing.written(size)
         return size
 
@@ -270,23 +274,24 @@ class NodeLog:
         term = Term(0) if log is None else log.term(last) or Term(0)
         return NewRecord(group, last, term, 0, GROUP, value)
 
-    def _encode_entries(self, batch: LogBatch, group: GroupId, records: list[NewRecord]) -> None:
-        entries, log = batch.entries[group], self.reader(group)
-        first = entries[0].index
-        replaced = batch.snapshots.get(group)
-        if replaced is not None:
-            start, last, before = replaced.index, replaced.index, replaced.term
-        else:
-            start, last = Index(log.first_index() - 1), log.last_index()
-            before = log.term_before(first)
-        if not start < first <= last + 1:
-            raise InvariantViolation(
-                f"group {group}: entry {first} does not fit a log from {start + 1} to {last}"
-            )
-        for entry in entries:
-            data = self._segments.sealed(group, entry)
-            records.append(NewRecord(group, entry.index, entry.term, before, entry.kind, data))
-            before = entry.term
+    def _encode_entries(self, batch: LogBatch, records: list[NewRecord]) -> None:
+        segments, logs, snapshots = self._segments, self._logs, batch.snapshots
+        sealing = segments.cipher is not None
+        for group, entries in batch.entries.items():
+            first = entries[0].index
+            replaced = snapshots.get(group) if snapshots else None
+            if replaced is not None:
+                start, last, before = replaced.index, replaced.index, replaced.term
+            else:
+                start, last, before = (logs.get(group) or self.reader(group)).place_before(first)
+            if not start < first <= last + 1:
+                raise InvariantViolation(
+                    f"group {group}: entry {first} does not fit a log from {start + 1} to {last}"
+                )
+            for entry in entries:
+                data = segments.sealed(group, entry) if sealing else entry.data
+                records.append(NewRecord(group, entry.index, entry.term, before, entry.kind, data))
+                before = entry.term
 
     def _note(
         self, batch: LogBatch, changed: dict[GroupId, GroupRecord], positions: list[int]
@@ -306,10 +311,15 @@ class NodeLog:
             log.record = record
             log.record_position = log.newest = positions[at]
             at += 1
+        logs = self._logs
         for group, entries in batch.entries.items():
-            log = self.reader(group)
-            log.appended(entries, positions[at : at + len(entries)])
-            at += len(entries)
+            log = logs.get(group) or self.reader(group)
+            if len(entries) == 1:
+                log.appended_one(entries[0], positions[at])
+                at += 1
+            else:
+                log.appended(entries, positions[at : at + len(entries)])
+                at += len(entries)
             log.newest = positions[at - 1]
         self._dirty.update(changed, batch.entries)
 
@@ -356,7 +366,12 @@ class NodeLog:
         """Of the groups with records since the last flush."""
         dirty, self._dirty = self._dirty, set()
         logs = self._logs
-        return [(group, _promise(logs[group])) for group in dirty if group in logs]
+        taken: list[tuple[GroupId, KeptPromise]] = []
+        for group in dirty:
+            log = logs.get(group)
+            if log is not None:
+                taken.append((group, _promise(log)))
+        return taken
 
     def tick(self, *, short: bool = False, stored_bytes: int = 0) -> None:
         """Called at short, regular intervals: background work starts here. `short`: the disk is
@@ -460,9 +475,7 @@ def _position(log: GroupLog | None, applied: Index) -> SnapshotMeta:
 
 def _promise(log: GroupLog) -> KeptPromise:
     hard_state = log.record.hard_state
-    return KeptPromise(
-        log.newest, hard_state.term, hard_state.vote, hard_state.lives, log.last_index()
-    )
+    return KeptPromise(log.newest, hard_state.term, hard_state.vote, hard_state.lives, log.last)
 
 
 def _strictest(known: HardState | None, promise: KeptPromise | None) -> HardState | None:

@@ -41,7 +41,8 @@ class LogBatch:
         contiguous."""
         if not entries:
             return
-        self.nbytes += sum(len(entry.data) for entry in entries)
+        for entry in entries:
+            self.nbytes += len(entry.data)
         known = self.entries.get(group)
         if known is None:
             self.entries[group] = list(entries)

@@ -172,7 +172,7 @@ class Usage:
     # -- streams that have replicas on other nodes only -----------------------------------------
 
     def _report_later(self, group: int, counted: _Counted) -> None:
-        if not self.clustered() or counted.key[0] not in self.options.accounts:
+        if counted.key[0] not in self.options.accounts or not self.clustered():
             return
         if not self._to_report:
             asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._report)

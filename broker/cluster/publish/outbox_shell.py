@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from broker.accounts import Account
-from broker.cluster.publish.held_bytes import AccountPublishes
+from broker.cluster.publish.held_bytes import LEAST_BYTES, AccountPublishes
 from broker.cluster.publish.outbox_core import (
     AcknowledgeBatch,
     AnswerNoResponders,
@@ -104,15 +104,14 @@ class Outbox:
         core = self.core
         if core.closed:
             return False
-        if self.disk_refuses(self.group):
+        # Asked once for all that is sent together.
+        if not self._scheduled and self.disk_refuses(self.group):
             self._refuse(run, start, stop)
             return True
-        rows = stop - start
+        rows, builder = stop - start, self._builder
         most = run.size(start, stop) + rows * (ROW_BYTES + LONG_SUBJECT_BYTES) + PADDING_BYTES
-        if (
-            self._builder.nbytes + most <= BATCH_BYTES_MAX
-            and self._builder.rows + rows <= self._rows_max(run)
-        ):
+        rows_max = HEADER_ROWS_MAX if self._with_headers or run.has_headers else BATCH_ROWS_MAX
+        if builder.nbytes + most <= BATCH_BYTES_MAX and builder.rows + rows <= rows_max:
             self._append(run, start, stop, publisher)
         else:
             self._append_sliced(run, start, stop, publisher)
@@ -125,7 +124,8 @@ class Outbox:
         if publisher is not None:
             if core.overfull:
                 self._perform(core.pause(publisher))
-            self.publishes.wait(publisher)
+            if self.publishes.held > LEAST_BYTES:
+                self.publishes.wait(publisher)
         return True
 
     def _count(self) -> None:

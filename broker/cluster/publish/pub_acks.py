@@ -6,7 +6,7 @@ Spec: NATS JetStream, publish acknowledgement; NATS client protocol, 503 "no res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.accounts import Account
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
@@ -59,9 +59,11 @@ class PubAcks:
                 batch.replies, start, stop, target.sid, self._stream,
                 answer.first_seq + start, self._extra,
             )  # fmt: skip
-            sink = cast("ClientSink", target.sink)
+            sink: ClientSink = target.sink  # type: ignore[assignment]  # cast() is a call
             count = stop - start
-            size = count * self._fixed_bytes + _digits(answer.first_seq + start, count)
+            first = answer.first_seq + start
+            digits = len(str(first)) if count == 1 else _digits(first, count)
+            size = count * self._fixed_bytes + digits
             at_once = position < AT_ONCE_MAX
             deliver = sink.deliver_answers if at_once else sink.deliver_encoded
             deliver(target, acks, messages=count, payload_bytes=size)
@@ -106,7 +108,8 @@ class PubAcks:
         if target.max_msgs or target.sink.kind is not SinkKind.CLIENT:
             return None
         # A watchful client inspects each message (permissions, tracing): it needs deliver().
-        return None if cast("ClientSink", target.sink).watchful else target
+        sink: ClientSink = target.sink  # type: ignore[assignment]
+        return None if sink.watchful else target
 
     def _ack(self, seq: int) -> bytes:
         return b'{"stream":"%b","seq":%d%b}' % (self._stream, seq, self._extra)

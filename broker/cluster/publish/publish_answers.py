@@ -26,6 +26,9 @@ def publish_answer(
     result: object, *, group: int, stream: str, domain: str
 ) -> tuple[NodeId, BatchAnswer]:
     """The node the batch came from, and its answer."""
+    if isinstance(result, PublishResult) and not result.exceptions:
+        from_node = NodeId(result.from_node)
+        return from_node, BatchAnswer(group, result.session, result.batch_no, result.first_seq, [])
     if isinstance(result, OutOfOrder):
         expected = result.expected or STALE_SESSION
         answer = BatchAnswer(group, result.session, result.batch_no, 0, [], expected=expected)

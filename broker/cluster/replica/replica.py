@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.accounts import Account
@@ -258,9 +257,10 @@ class Replica:
         prefix = entry_prefix(
             time_ns=self.stamp(), rules=self.rules, bounds=bounds, marks=marks, **named
         )
-        with suppress(RaftError):
-            # The node that it comes from refuses new ones on a full disk (publish/admission.py).
+        try:  # the node that it comes from refuses new ones on a full disk (publish/admission.py)
             self._host.propose(self.group, prefix + block, space=Space.SHORT)
+        except RaftError:
+            return  # definite: that node sends it again
 
     async def propose(self, command: AnyCommand) -> object:
         """The result of the applied command. Raises RaftError or LostLeadership."""

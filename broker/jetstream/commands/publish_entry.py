@@ -172,9 +172,10 @@ def entry_prefix(
     rules: int,
 ) -> bytes:
     """Goes before the block of a batch: with notes, if there are any."""
-    named = {"from_node": from_node, "session": session, "batch_no": batch_no, "rules": rules}
     if bounds is None and not marks:
-        return publish_prefix(time_ns=time_ns, **named)
+        kind = CommandKind.PUBLISH
+        return PUBLISH_PREFIX.pack(kind, rules, time_ns, from_node, session, batch_no)
+    named = {"from_node": from_node, "session": session, "batch_no": batch_no, "rules": rules}
     return noted_prefix(time_ns=time_ns, bounds=bounds, **named) + (marks or NO_MARKS)
 
 

@@ -107,12 +107,25 @@ class Operations:
             events: list[Any] = self._parser.receive(chunk)
         except ProtocolViolation as found:
             violation, events = found, found.events
-        self._carry_out(events)
+        if len(events) == 1 and violation is None and self._is_one_publish(events[0]):
+            self._publish(events[0][1])
+        else:
+            self._carry_out(events)
         if self._outbound.flush_due:  # answers need not wait for the end of the loop's turn
             self._outbound.flush()
         if violation is not None and not self._outbound.closed:
             self._violated, wrong = True, violation
             self._when_done(lambda: self._wrong_input(wrong))
+
+    def _is_one_publish(self, event: tuple[Any, ...]) -> bool:
+        """Whether it is one message of a client that may send it: no turn is needed for it."""
+        return (
+            event[0] is Op.PUB
+            and len(event[1]) == 1
+            and self._held is None
+            and self._login.authorized
+            and not self._tracing
+        )
 
     def peer_ended(self) -> None:
         """The client has closed its sending side: close once all its operations are done."""
@@ -289,7 +302,7 @@ class Operations:
         mappings = self._client.account.mappings
         if mappings is not None:
             run = mapped_run(mappings, run)
-        refused = refusals(run, self._client.rules)
+        refused = refusals(run, self._client.permissions)
         if refused:
             for text in refused.values():
                 self._connection.error(text)

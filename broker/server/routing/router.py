@@ -174,7 +174,7 @@ class Router:
         if publisher.guarded:
             return False
         subject = run.names(0)[0]
-        if subject[:1] == self._family_start:
+        if subject[:1] == self._family_start and subject.startswith(self._family):
             return self._asked_one(publisher, run, subject)
         found = publisher.account.subs.match(subject)
         sub = found.single
@@ -189,7 +189,7 @@ class Router:
 
     def _asked_one(self, publisher: Publisher, run: PubRun, subject: bytes) -> bool:
         bulk = self._bulk
-        if bulk is None or not subject.startswith(self._family):
+        if bulk is None:
             return False
         sub = self._match_family(publisher, subject).single
         if sub is None or sub.sink is not bulk or sub.max_msgs:

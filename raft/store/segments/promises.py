@@ -128,6 +128,13 @@ class PromiseTable:
                 self._grow()
             self._slots[group] = self._free.pop()
 
+    def reserve_all(self, groups: Iterable[GroupId]) -> None:
+        """As `reserve`, for each of them."""
+        slots = self._slots
+        for group in groups:
+            if group not in slots:
+                self.reserve(group)
+
     def note(self, promises: Iterable[tuple[GroupId, KeptPromise]]) -> None:
         """These are about to be made. Raises OSError."""
         with self._lock:

@@ -185,6 +185,17 @@ def test_gets_are_answered_together_and_other_requests_alone() -> None:
     ]
 
 
+def test_a_message_beside_the_services_subjects_takes_the_short_way() -> None:
+    """Keys of a bucket begin with the same byte as requests of the API."""
+    who = client()
+    stream = Taker("stream", who.log)
+    who.account.subs.insert(Subscription(sink=stream, account=who.account, subject=b"$KV.B.>"))
+    router = Router()
+    router.serve_in_bulk(Taker("api", who.log, kind=SinkKind.SERVICE))
+    assert router.publish_one(who, PubRun.of([(b"$KV.B.key", b"reply.1", b"", b"x")]))
+    assert who.log == [("stream", [b"$KV.B.key"])]
+
+
 def test_a_get_that_is_not_served_gets_no_responders() -> None:
     who = client()
     takers = {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}
