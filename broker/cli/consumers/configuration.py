@@ -14,14 +14,22 @@ import click
 
 from broker.cli.output.times import rfc3339, time_ns
 from broker.cli.output.units import DURATION, DURATION_OR_ZERO, duration_ns
-from broker.cli.streams.configuration import COUNT, Config, from_file, pairs, words
+from broker.cli.streams.configuration import (
+    COUNT,
+    Config,
+    Option,
+    from_file,
+    pairs,
+    with_options,
+    words,
+)
 
 _POLICIES = {
     "all": "all", "last": "last", "new": "new", "last_per_subject": "last_per_subject",
     "subject": "last_per_subject",
 }  # fmt: skip
 
-_OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+_OPTIONS: tuple[Option, ...] = (
     ("--filter", "filters",
      {"multiple": True, "help": "Only messages on this subject; may be repeated."}),
     ("--deliver", "deliver",
@@ -56,12 +64,7 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def consumer_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for flag, name, settings in reversed(_OPTIONS):
-        command = click.option(flag, name, **settings)(command)
-    return click.option(
-        "--config", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Take the configuration from this JSON file; options change it.",
-    )(command)  # fmt: skip
+    return with_options(_OPTIONS, command)
 
 
 def configured_consumer(base: Config, file: Path | None, given: dict[str, Any]) -> Config:

@@ -18,7 +18,9 @@ from broker.cli.output.units import DURATION_OR_ZERO, SIZE
 Config = dict[str, Any]
 COUNT = click.IntRange(-1)
 
-_OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # option, field, settings
+Option = tuple[str, str, dict[str, Any]]  # flag, field, settings of click
+
+_OPTIONS: tuple[Option, ...] = (
     ("--subjects", "subjects", {"help": "Subjects to capture, separated by commas."}),
     ("--replicas", "num_replicas",
      {"type": click.IntRange(1, 5), "help": "Number of replicas, each on a node of its own."}),
@@ -61,7 +63,12 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # option, field, sett
 
 
 def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for flag, name, settings in reversed(_OPTIONS):
+    return with_options(_OPTIONS, command)
+
+
+def with_options(options: tuple[Option, ...], command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, with these options of a configuration and with `--config`."""
+    for flag, name, settings in reversed(options):
         command = click.option(flag, name, **settings)(command)
     return click.option(
         "--config", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
