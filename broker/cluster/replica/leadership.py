@@ -38,6 +38,7 @@ from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
 from broker.jetstream.delivery.replication import Urgency, flush
 from broker.server.routing.fair_queue import TURN_S
+from broker.store.block.codec import BlockDamaged
 from broker.subjects import Steps
 from raft.clock.boot_clock import boot_ns
 
@@ -116,9 +117,13 @@ class Leadership:
         self._expiry_at = 0  # when it fires
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
         self.stream.leader_effects.start()
-        for consumer in self.stream.consumers.values():
-            self._begin(consumer)
-        self._arm_expiry()
+        try:
+            for consumer in self.stream.consumers.values():
+                self._begin(consumer)
+            self._arm_expiry()
+        except BlockDamaged:
+            self.close()  # nothing that has begun goes on
+            raise
 
     def close(self, line: str = LEADERSHIP_CHANGE) -> None:
         """Leadership ended, or the stream was deleted (CONSUMER_DELETED): tell waiting clients."""

@@ -38,7 +38,7 @@ from broker.jetstream.config import Storage
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.stream_config import Compression
 from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
+from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
 from broker.jetstream.stream.stream import Stream
 from broker.store.block.codec import BlockDamaged
 from broker.store.memory_db import MemoryDb
@@ -299,15 +299,16 @@ class Replica:
             self._resume_leading(lost)
 
     def _resume_leading(self, lost: Leadership) -> None:
-        """What the engines proposed before is on its way. Engines that began without it would
-        deliver again what it settles."""
+        """Engines that began before what the last ones proposed would deliver that again."""
         if self.leading is not lost:
             return
         if self.stream.applied < self._proposed:
-            loop = asyncio.get_running_loop()
-            loop.call_later(RESUME_EVERY_S, self._resume_leading, lost)
+            asyncio.get_running_loop().call_later(RESUME_EVERY_S, self._resume_leading, lost)
             return
-        self.leading = Leadership(self, self._services.delivery)
+        try:
+            self.leading = Leadership(self, self._services.delivery)
+        except BlockDamaged as damage:
+            self._failed(MachineDamaged(str(damage)))
 
     def _confirm(self, done: asyncio.Future[object], confirms: Sequence[bytes]) -> None:
         if not done.cancelled() and done.exception() is None and self.leading is not None:
@@ -324,20 +325,20 @@ class Replica:
         except BlockDamaged as damage:
             raise MachineDamaged(str(damage)) from damage
 
-    def _result(self, entry: Entry) -> object:
+    def apply(self, entries: Sequence[Entry]) -> None:
         try:
-            return self.stream.apply(entry.index, entry.data)
-        except BlockDamaged as damage:
+            self._apply(entries)
+        except BlockDamaged as damage:  # also where a new leader reads its stream
             raise MachineDamaged(str(damage)) from damage
 
-    def apply(self, entries: Sequence[Entry]) -> None:
+    def _apply(self, entries: Sequence[Entry]) -> None:
         stored = False
         changed_consumers: list[str] = []
         for entry in entries:
             if entry.kind is not EntryKind.NORMAL:
                 self.stream.advanced(entry.index)
                 continue
-            result = self._result(entry)
+            result = self.stream.apply(entry.index, entry.data)
             kind = entry.data[0]
             if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
                 stored = True
@@ -402,7 +403,7 @@ class Replica:
         return self.checkpoints.durable_index()
 
     def _failed(self, error: Exception) -> None:
-        """A checkpoint could not be prepared or written: stop this group and log the error."""
+        """Of a checkpoint, or of a new beginning: stop this group and log the error."""
         held = self._host.held(self.group)
         if held is not None:
             self._host.group_failed(held, error)
@@ -420,13 +421,10 @@ class Replica:
         logger.info("stream %s: leader (term %s)", self.name, self.term)
         self._services.on_leadership(self, True)  # noqa: FBT003
 
-    def _end_leading(self, line: str | None = None) -> None:
+    def _end_leading(self, line: str = LEADERSHIP_CHANGE) -> None:
         if self.leading is None:
             return
-        if line is None:
-            self.leading.close()
-        else:
-            self.leading.close(line)
+        self.leading.close(line)
         self.leading = None
         self._services.on_leadership(self, False)  # noqa: FBT003
 

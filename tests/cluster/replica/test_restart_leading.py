@@ -10,7 +10,12 @@ import pytest
 
 from broker.cluster.replica import replica as module
 from broker.cluster.replica.replica import Replica
+from broker.store.block.codec import BlockDamaged
+from raft.core.messages import Entry, EntryKind
+from raft.host.group import MachineDamaged
+from raft.types import Index, Term
 from tests.support.cluster_fakes import run
+from tests.support.led_consumer import LedConsumer
 
 
 class Closed:
@@ -51,3 +56,56 @@ def test_engines_start_again_when_what_they_proposed_is_applied(
         assert replica.leading == "new"
 
     run(test())
+
+
+def damaged(*_: Any) -> None:
+    raise BlockDamaged("simulated damage")
+
+
+def test_damage_that_a_new_leader_meets_stops_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks for the next expiry, for example."""
+    monkeypatch.setattr(module, "Leadership", damaged)
+    replica = SimpleNamespace(
+        stream=SimpleNamespace(advanced=lambda _: None),
+        _proposals=SimpleNamespace(passed=lambda _: None),
+        _services=SimpleNamespace(
+            usage=SimpleNamespace(changed=lambda _: None), now_ns=lambda: 1, delivery=None
+        ),
+        _won=Term(3),
+    )
+    replica._apply = lambda entries: Replica._apply(cast(Any, replica), entries)
+    replica._begin_leading = lambda: Replica._begin_leading(cast(Any, replica))
+    with pytest.raises(MachineDamaged):
+        Replica.apply(cast(Any, replica), [Entry(Index(1), Term(3), b"", EntryKind.NOOP)])
+
+
+def test_damage_at_a_new_beginning_stops_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Leadership", damaged)
+    lost, failures = Closed(), list[Exception]()
+    replica = SimpleNamespace(
+        leading=lost,
+        stream=SimpleNamespace(applied=5),
+        _proposed=5,
+        _services=SimpleNamespace(delivery=None),
+        _failed=failures.append,
+    )
+    Replica._resume_leading(cast(Any, replica), cast(Any, lost))
+    assert isinstance(failures[0], MachineDamaged)
+
+
+def test_a_leadership_that_meets_damage_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[object] = []
+    close = module.Leadership.close
+    monkeypatch.setattr(module.Leadership, "_arm_expiry", damaged)
+    monkeypatch.setattr(
+        module.Leadership, "close", lambda one: (closed.append(one), close(one), None)[-1]
+    )
+
+    async def test() -> None:
+        with pytest.raises(BlockDamaged):
+            LedConsumer(monkeypatch)
+
+    run(test())
+    assert len(closed) == 1
