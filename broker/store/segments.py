@@ -379,12 +379,20 @@ class Segments:
             return subjects
         read = self.cache.subjects_of(self.files.group, segment.first_seq)
         if read is None:
-            raw = self.files.get(SUMMARY, segment.first_seq)
-            if raw is None:
-                raise BlockDamaged(f"the summary of sequence {segment.first_seq} is missing")
-            read = msgspec.msgpack.decode(raw, type=SegmentSummary).subjects
+            read = self._read_summary(segment.first_seq).subjects
             self.cache.keep_subjects(self.files.group, segment.first_seq, read)
         return read
+
+    def _read_summary(self, first_seq: int) -> SegmentSummary:
+        """Raises BlockDamaged, after the owner of the data was told."""
+        try:
+            raw = self.files.get(SUMMARY, first_seq)
+            if raw is None:
+                raise BlockDamaged(f"the summary of sequence {first_seq} is missing")
+        except BlockDamaged as damage:
+            self.cache.on_damage(self.files.group, damage)
+            raise
+        return msgspec.msgpack.decode(raw, type=SegmentSummary)
 
     def may_hold(self, segment: Segment, wanted: SubjectFilter) -> bool:
         """False only if no row of the segment can match."""

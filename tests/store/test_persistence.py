@@ -15,7 +15,7 @@ from broker.store.messages import MessageStore
 from broker.store.persistence import compact
 from broker.store.segments import BlockCache, View
 from broker.store.state_db import StateDb
-from broker.store.state_keys import BLOCK, KINDS, key
+from broker.store.state_keys import BLOCK, KINDS, SUMMARY, key
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
@@ -252,6 +252,19 @@ def test_damage_is_reported_to_the_owner_of_the_data_also_by_a_snapshot(db: Any)
     with pytest.raises(BlockDamaged):
         list(persistence.snapshot(store))  # or a peer would be sent, and refuse, what is damaged
     assert told == [1, 1]
+
+
+def test_a_summary_that_is_missing_is_reported_to_the_owner_of_the_data(db: Any) -> None:
+    store = reopened(db, checkpoint(db, filled(db, 30)))
+    first = store.segments.all[0]
+    db.change(lambda batch: batch.delete(key(1, SUMMARY, first.first_seq)))
+    first.subjects = first.view = None  # as when others were used since
+    store.segments.cache.discard_group(1)
+    told: list[int] = []
+    store.segments.cache.on_damage = lambda group, _error: told.append(group)
+    with pytest.raises(BlockDamaged):
+        store.segments.subjects(first)
+    assert told == [1]
 
 
 def test_sealed_blocks_are_compressed_where_the_stream_wants_it(db: Any) -> None:

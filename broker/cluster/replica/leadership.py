@@ -361,7 +361,10 @@ class Leadership:
         if self.closed:
             return
         now = self._time.now()
-        pumped = self._pump(now)
+        try:
+            pumped = self._pump(now)
+        except BlockDamaged:
+            return  # the owner of the data was told: this leadership ends
         self._scheduled = bool(self._dirty)
         if self._scheduled:
             self._services.later(self._run, self._account.name, self)
@@ -459,7 +462,10 @@ class Leadership:
         if self.closed:
             return
         now = self._services.now_ns()
-        at = self.stream.next_expiry(now)
+        try:
+            at = self.stream.next_expiry(now)
+        except BlockDamaged:
+            return  # as in _run
         if at is None:
             return
         at = max(at, now + EXPIRY_CHECK_MIN_NS)
@@ -479,6 +485,11 @@ class Leadership:
 
     def _expire(self) -> None:
         self._expiry = None
-        if not self.closed:
-            self._replica.propose_all(self.stream.due_commands(self._replica.stamp()), [])
-            self._arm_expiry()
+        if self.closed:
+            return
+        try:
+            due = self.stream.due_commands(self._replica.stamp())
+        except BlockDamaged:
+            return  # as in _run
+        self._replica.propose_all(due, [])
+        self._arm_expiry()

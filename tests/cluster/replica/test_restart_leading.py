@@ -10,6 +10,7 @@ import pytest
 
 from broker.cluster.replica import replica as module
 from broker.cluster.replica.replica import Replica
+from broker.jetstream.delivery.engine import Delivery
 from broker.store.block.codec import BlockDamaged
 from raft.core.messages import Entry, EntryKind
 from raft.host.group import MachineDamaged
@@ -98,7 +99,7 @@ def test_a_leadership_that_meets_damage_leaves_nothing_running(
 ) -> None:
     closed: list[object] = []
     close = module.Leadership.close
-    monkeypatch.setattr(module.Leadership, "_arm_expiry", damaged)
+    monkeypatch.setattr(module.Leadership, "_begin", damaged)
     monkeypatch.setattr(
         module.Leadership, "close", lambda one: (closed.append(one), close(one), None)[-1]
     )
@@ -109,3 +110,28 @@ def test_a_leadership_that_meets_damage_leaves_nothing_running(
 
     run(test())
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("meets", ["delivery", "search of the next expiry", "expiry"])
+def test_damage_that_a_leadership_meets_does_not_leave_its_callbacks(
+    monkeypatch: pytest.MonkeyPatch, meets: str
+) -> None:
+    """The owner of the data was told by whoever read it, and ends the leadership."""
+
+    async def test() -> None:
+        raised: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+        led = LedConsumer(monkeypatch)
+        if meets == "delivery":
+            monkeypatch.setattr(Delivery, "pump", damaged)
+            assert await led.pull() == []
+        elif meets == "expiry":
+            monkeypatch.setattr(led.leadership.stream, "due_commands", damaged)
+            led.leadership._expire()
+        else:
+            monkeypatch.setattr(led.leadership.stream, "next_expiry", damaged)
+            led.leadership.time_stepped()
+        assert not raised
+        led.leadership.close()
+
+    run(test())
