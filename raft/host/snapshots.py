@@ -17,6 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -42,6 +43,13 @@ class SnapshotRounds(Protocol):
     def mark(self, group: Group) -> None: ...
 
     def supersede(self, group: GroupId) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingSnapshot:
+    """A transfer to a follower."""
+
+    index: Index | None = None  # known when it begins
 
 
 class SnapshotExchange:
@@ -70,7 +78,7 @@ class SnapshotExchange:
         self._slots: defaultdict[NodeId, asyncio.Semaphore] = defaultdict(
             partial(asyncio.Semaphore, limits.snapshot_transfers_max)
         )
-        self._transfers: dict[tuple[GroupId, NodeId], Index] = {}
+        self._transfers: dict[tuple[GroupId, NodeId], OutgoingSnapshot] = {}  # the newest of each
         self._tasks: asyncio.TaskGroup | None = None
         self._thread: Executor | None = None
         self._rounds: SnapshotRounds | None = None
@@ -104,48 +112,57 @@ class SnapshotExchange:
 
     def indices_needed(self, group: Group) -> list[Index]:
         """The indices of snapshots being sent: their receivers will need the log after them."""
-        return [index for (held, _), index in self._transfers.items() if held == group.id]
+        sent = [one for (held, _), one in self._transfers.items() if held == group.id]
+        return [one.index for one in sent if one.index is not None]
 
     # sending
 
     def start_transfer(self, group: Group, to: NodeId) -> None:
-        """A follower needs a snapshot. The result is reported to the core in any case."""
+        """A follower needs a snapshot. The result is reported to the core, unless it asked for
+        another one meanwhile, because the follower had lost what it had. Then the first one ends:
+        two transfers would end each other again and again."""
         self._spawn(self._transfer(group, to), f"snapshot of group {group.id} to {to}")
 
     async def _transfer(self, group: Group, to: NodeId) -> None:
         core = group.core
         term = core.term
+        outgoing = self._transfers[group.id, to] = OutgoingSnapshot()
 
-        def leading() -> bool:
-            return group.stopped is None and core.term == term and core.role is Role.LEADER
+        def wanted() -> bool:
+            newest = self._transfers.get((group.id, to)) is outgoing
+            leads = core.term == term and core.role is Role.LEADER
+            return newest and leads and group.stopped is None
 
         ok = False
         try:
             async with self._slots[to]:
-                if leading():
-                    ok = await self._send(group, to, leading)
+                if wanted():
+                    ok = await self._send(group, to, outgoing, wanted)
         except SnapshotUnavailable as error:
             _log.warning("no snapshot of group %d to node %d: %s", group.id, to, error)
         except Exception as error:  # noqa: BLE001 - a machine that cannot show its state
             self._group_failed(group, error)
         finally:
-            self._transfers.pop((group.id, to), None)
-            if leading():
+            if wanted():
                 core.report_snapshot(to, ok)
                 self._mark(group)
+            if self._transfers.get((group.id, to)) is outgoing:
+                del self._transfers[group.id, to]
         self.sent += ok
 
-    async def _send(self, group: Group, to: NodeId, leading: Callable[[], bool]) -> bool:
+    async def _send(
+        self, group: Group, to: NodeId, outgoing: OutgoingSnapshot, wanted: Callable[[], bool]
+    ) -> bool:
         index, chunks = group.machine.snapshot()
         term = group.core.log.term(index)
         if term is None or index > group.core.applied_index:
             raise InvariantViolation(
                 f"the machine's snapshot is at index {index}, applied {group.core.applied_index}"
             )
-        self._transfers[group.id, to] = index
+        outgoing.index = index
 
-        def wanted() -> bool:  # of no use any more once the log was cut beyond it
-            return leading() and group.log.first_index() <= index + 1
+        def useful() -> bool:  # not once the log was cut beyond it
+            return wanted() and group.log.first_index() <= index + 1
 
         return await self._sender.send(
             group=group.id,
@@ -153,7 +170,7 @@ class SnapshotExchange:
             term=group.core.term,
             meta=SnapshotMeta(index, term, group.core.members_at(index)),
             chunks=chunks,
-            wanted=wanted,
+            wanted=useful,
         )
 
     # receiving

@@ -257,7 +257,7 @@ class SnapshotSender:
             raise TransferBroken("the receiver does not have what was sent")
         if transfer.verdict is None and not transfer.wanted():
             raise TransferBroken(
-                "outdated: this node no longer leads, or has cut its log beyond it"
+                "outdated: this node no longer leads, has cut its log beyond it or begun another"
             )
 
 
