@@ -77,7 +77,9 @@ class Membership:
             if replica is not None and replica.is_stranded(assignment):
                 self.replicas.leave(replica)
                 replica = None
-            if replica is None and self.storage.lost_log(assignment):
+            if replica is None and (
+                self.storage.lost_log(assignment) or self._is_given_up(assignment.group)
+            ):
                 self._rejoin_soon(assignment)
             elif replica is None and self._open(assignment):
                 replica = self.replicas.get(assignment.group)
@@ -86,6 +88,11 @@ class Membership:
         if replica is not None:
             replica.assignment = assignment
             self.member_changes.check(replica)
+
+    def _is_given_up(self, group: int) -> bool:
+        """Its data is damaged and to be fetched from others, which may not have been done yet when
+        the disk fails and is opened again."""
+        return group in self._broken and group not in self._incurable
 
     def leads(self, replica: ConfiguredReplica) -> None:
         """This node serves a stream as its leader from now on."""
