@@ -9,6 +9,8 @@ import asyncio
 import logging
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,16 +196,26 @@ def run_by_plan(options: PlanOptions, report: Path | None) -> None:
     _campaign(settings, report)
 
 
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Readers that try the next replica log a warning; here this is the purpose."""
+    logger = logging.getLogger("jetraft")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def _campaign(settings: CampaignSettings, report: Path | None) -> None:
     from broker.local import NodeFailed
     from chaos.campaign.campaign import run_campaign
     from chaos.campaign.machines.network import NetworkFailed
     from chaos.campaign.report import write_report
 
-    # Readers that try the next replica say so; here this is the purpose.
-    logging.getLogger("jetraft").setLevel(logging.ERROR)
     try:
-        with end_by_signal():
+        with errors_only(), end_by_signal():
             record = run_to_end(run_campaign(settings, click.echo))
     except (NodeFailed, NetworkFailed, OSError) as error:
         raise click.ClickException(str(error)) from error

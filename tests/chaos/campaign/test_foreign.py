@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.chaos import PlanOptions
+from broker.cli.chaos import PlanOptions, errors_only
 from broker.cli.end_by_signal import end_by_signal, run_to_end
 from broker.cli.main import cli
 from broker.local import NodeFailed, free_ports
@@ -134,3 +135,12 @@ def test_work_that_swallows_a_cancellation_is_ended_by_a_signal() -> None:
     with pytest.raises(SystemExit), end_by_signal():
         run_to_end(signalled())
     assert ended == ["swallowed"] * 3
+
+
+def test_a_run_leaves_the_level_of_the_log_as_it_was() -> None:
+    logger = logging.getLogger("jetraft")
+    before = logger.level
+    with pytest.raises(ValueError, match="a run"), errors_only():
+        assert logger.level == logging.ERROR
+        raise ValueError("a run that fails")
+    assert logger.level == before != logging.ERROR
