@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,7 @@ def test_a_node_that_lost_its_log_or_meets_damage_in_a_compaction_is_rebuilt(
                 assert "the log and the promises are missing" in node.log_tail(100)
                 await eventually(partial(all_current, js), "the stream has three replicas")
 
-                for table in (jetstream / "store").glob("*.sst"):
-                    with table.open("r+b") as file:
-                        file.write(b"\xff" * 16)
+                damage_tables(node, jetstream / "store")
                 assert await js.delete_msg("S", 2)
                 await eventually(partial(restarted, node), "the node has started again")
                 node.wait_healthy()
@@ -71,6 +70,18 @@ def test_a_node_that_lost_its_log_or_meets_damage_in_a_compaction_is_rebuilt(
             assert "Traceback" not in node.log_path.read_text()
 
     run(work)
+
+
+def damage_tables(node: LocalNode, store: Path) -> None:
+    """The process is stopped meanwhile: a running database may replace its tables at any time."""
+    node.pause()
+    damaged: set[Path] = set()
+    while found := set(store.glob("*.sst")) - damaged:  # a last call may end after the signal
+        for table in found:
+            with suppress(FileNotFoundError), table.open("r+b") as file:
+                file.write(b"\xff" * 16)
+        damaged |= found
+    node.resume()
 
 
 async def all_current(js: Any) -> bool:
