@@ -6,17 +6,19 @@ Spec: docs/cluster.md."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import click
-from nats.errors import NoRespondersError
 
-from broker.cli.client import SECONDS, connection, server_option, with_connection
-from broker.cli.output.tables import show, table
+from broker.cli.connect import api
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
+from broker.cli.connect.failures import ApiRefused, CannotConnect, CommandFailed, NoAnswerInTime
+from broker.cli.connect.options import Destination, at, connects
+from broker.cli.output.tables import show, show_json, table
+from broker.cli.output.units import DURATION, NS
 
 ANSWER_WITHIN_S = 10.0
 STATUS_WITHIN_S = 3.0
@@ -24,15 +26,17 @@ NEEDS_SYSTEM = "this command needs a user of the system account"
 REBALANCE_WITHIN_S = 60.0
 POLL_EVERY_S = 0.2
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+PATIENCE_S = 10.0  # how long a lost connection is tried again
+NOT_A_CLUSTER_HERE = 10008
+NOT_ENABLED = 10039
 wait_option = click.option(
-    "--wait", type=SECONDS, default=None, help="Wait until it is done, for so many seconds."
+    "--wait", "wait_ns", type=DURATION, help="Wait until it is done, for so long."
 )
 
 Status = dict[str, Any]
 
 
-class Unavailable(ValueError):
+class Unavailable(CommandFailed):
     """The node that was asked belongs to no cluster, or not any more."""
 
 
@@ -42,156 +46,155 @@ def cluster() -> None:
 
 
 @cluster.command("status")
-@json_option
-@server_option
-def status(*, as_json: bool, server: str) -> None:
+@connects
+def status(*, to: Destination, as_json: bool) -> None:
     """Show the nodes: their state, whether they are connected, what they hold and lead."""
-    _print(with_connection(server, _status), as_json=as_json)
+    with connected(to, patience_s=PATIENCE_S) as client:
+        _print(_status(client), as_json=as_json)
 
 
 @cluster.command("add")
 @click.argument("name")
 @wait_option
-@json_option
-@server_option
-def add(*, name: str, wait: float | None, as_json: bool, server: str) -> None:
+@connects
+def add(*, name: str, wait_ns: int | None, to: Destination, as_json: bool) -> None:
     """Make a node a full member: undo its drain, or a removal that is not finished.
 
     A new node joins by itself when it is started with a route to a member; with --wait this
     command waits for it."""
 
-    async def work(nc: Any) -> Status:
-        if wait is not None:
-            await _until(nc, lambda now: _find(now, name) is not None, wait, f"{name} joins")
-        await _request(nc, "SERVER.RETURN", peer=name)
-        return await _status(nc)
-
-    _print(with_connection(server, work), as_json=as_json)
+    with connected(to, patience_s=PATIENCE_S) as client:
+        if wait_ns is not None:
+            _until(client, lambda now: _find(now, name) is not None, wait_ns / NS, f"{name} joins")
+        _request(client, "SERVER.RETURN", peer=name)
+        _print(_status(client), as_json=as_json)
 
 
 @cluster.command("drain")
 @click.argument("name")
 @wait_option
-@json_option
-@server_option
-def drain(*, name: str, wait: float | None, as_json: bool, server: str) -> None:
+@connects
+def drain(*, name: str, wait_ns: int | None, to: Destination, as_json: bool) -> None:
     """Move replicas and leaders away from a node. It stays a member; `add` undoes it."""
 
     def empty(now: Status) -> bool:
         node = _find(now, name)
         return node is None or node["replicas"] == 0
 
-    _change("SERVER.EVACUATE", name, empty, wait, as_json=as_json, server=server)
+    _print(_changed("SERVER.EVACUATE", name, empty, wait_ns, to), as_json=as_json)
 
 
 @cluster.command("remove")
 @click.argument("name")
 @wait_option
-@json_option
-@server_option
-def remove(*, name: str, wait: float | None, as_json: bool, server: str) -> None:
+@connects
+def remove(*, name: str, wait_ns: int | None, to: Destination, as_json: bool) -> None:
     """Remove a node for good, also one that is down. Its replicas move to other nodes first."""
-    _change(
-        "SERVER.REMOVE", name, lambda now: _find(now, name) is None, wait,
-        as_json=as_json, server=server,
-    )  # fmt: skip
+    _print(
+        _changed("SERVER.REMOVE", name, lambda now: _find(now, name) is None, wait_ns, to),
+        as_json=as_json,
+    )
 
 
 @cluster.command("rebalance")
-@json_option
-@server_option
-def rebalance(*, as_json: bool, server: str) -> None:
+@connects
+def rebalance(*, to: Destination, as_json: bool) -> None:
     """Spread the leaders of streams evenly over the nodes, a few at a time."""
 
-    async def work(nc: Any) -> Status:
+    with connected(to, patience_s=PATIENCE_S) as client:
         deadline = time.monotonic() + REBALANCE_WITHIN_S
         while time.monotonic() < deadline:
-            if not (await _request(nc, "SERVER.REBALANCE"))["transfers"]:
+            if not _request(client, "SERVER.REBALANCE")["transfers"]:
                 break
-            await asyncio.sleep(POLL_EVERY_S)
-        return await _status(nc)
-
-    _print(with_connection(server, work), as_json=as_json)
+            time.sleep(POLL_EVERY_S)
+        _print(_status(client), as_json=as_json)
 
 
 @cluster.command("step-down")
-@click.option("--to", default="", help="The node that should lead the meta group.")
-@json_option
-@server_option
-def step_down(*, to: str, as_json: bool, server: str) -> None:
+@click.option("--to", "preferred", default="", help="The node that should lead the meta group.")
+@connects
+def step_down(*, preferred: str, to: Destination, as_json: bool) -> None:
     """Move the leadership of the meta group to another node."""
-
-    async def work(nc: Any) -> Status:
-        before = (await _status(nc))["meta_leader"]
-        await _request(nc, "META.LEADER.STEPDOWN", placement={"preferred": to})
+    with connected(to, patience_s=PATIENCE_S) as client:
+        before = _status(client)["meta_leader"]
+        _request(client, "META.LEADER.STEPDOWN", placement={"preferred": preferred})
 
         def moved(now: Status) -> bool:
             return now["meta_leader"] not in ("", before)
 
-        return await _until(nc, moved, ANSWER_WITHIN_S, "another node leads")
-
-    _print(with_connection(server, work), as_json=as_json)
+        _print(_until(client, moved, ANSWER_WITHIN_S, "another node leads"), as_json=as_json)
 
 
-def _change(
-    subject: str, name: str, done: Callable[[Status], bool], wait: float | None, *,
-    as_json: bool, server: str,
-) -> None:  # fmt: skip
-    async def work(nc: Any) -> Status:
-        others = [url.geturl() for url in nc.discovered_servers]
-        accepted = False
-        try:
-            await _request(nc, subject, peer=name)
-            accepted = True
-            return await _outcome(nc, done, wait, name)
-        except Unavailable:
-            if subject != "SERVER.REMOVE" or not others:
-                raise
-        # It may have removed the node that it is connected to: the others know.
-        async with connection(",".join(others), []) as other:
-            within = wait if accepted else wait or ANSWER_WITHIN_S
-            return await _outcome(other, done, within, name)
-
-    _print(with_connection(server, work), as_json=as_json)
-
-
-async def _outcome(
-    nc: Any, done: Callable[[Status], bool], wait: float | None, name: str
+def _changed(
+    subject: str, name: str, done: Callable[[Status], bool], wait_ns: int | None, to: Destination
 ) -> Status:
-    return await _status(nc) if wait is None else await _until(nc, done, wait, f"{name} is done")
+    wait = None if wait_ns is None else wait_ns / NS
+    with connected(to, patience_s=PATIENCE_S) as client:
+        known = dict.fromkeys([*to.servers, *(client.info.get("connect_urls") or [])])
+        try:
+            _request(client, subject, peer=name)
+        except Unavailable:
+            if subject != "SERVER.REMOVE":
+                raise
+            wait = wait or ANSWER_WITHIN_S  # whether it was accepted, the others know
+        else:
+            try:
+                return _outcome(client, done, wait, name)
+            except Unavailable:
+                if subject != "SERVER.REMOVE":
+                    raise
+    return _told_by_another(at(",".join(known), to), done, wait, name)
 
 
-async def _request(nc: Any, subject: str, **body: object) -> Status:
+def _told_by_another(
+    to: Destination, done: Callable[[Status], bool], wait: float | None, name: str
+) -> Status:
+    """For a command that may have removed the node that it was connected to."""
+    problem: CommandFailed | None = None
+    for url in to.servers:
+        try:
+            with connected(at(url, to), patience_s=PATIENCE_S) as other:
+                return _outcome(other, done, wait, name)
+        except (Unavailable, CannotConnect) as failed:
+            problem = failed
+    raise problem or Unavailable("no other node is known")
+
+
+def _outcome(
+    client: CommandClient, done: Callable[[Status], bool], wait: float | None, name: str
+) -> Status:
+    return _status(client) if wait is None else _until(client, done, wait, f"{name} is done")
+
+
+def _request(client: CommandClient, subject: str, **body: object) -> Status:
     within = STATUS_WITHIN_S if subject == "SERVER.STATUS" else ANSWER_WITHIN_S
     try:
-        answer = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=within)
-    except NoRespondersError as nobody:
-        raise ValueError("no answer: is JetStream enabled?") from nobody
-    except TimeoutError as silence:
-        raise ValueError(f"no answer: {NEEDS_SYSTEM}") from silence
-    document: Status = json.loads(answer.data)
-    if "error" in document:
-        error = document["error"]
-        if error.get("err_code") == 10039:
-            raise ValueError(NEEDS_SYSTEM)
-        refusal = Unavailable if error.get("err_code") == 10008 else ValueError
-        raise refusal(f"{error['description']} ({error['err_code']})")
-    return document
+        return api.call(client, subject, body, timeout_s=within)
+    except NoAnswerInTime as silence:
+        raise NoAnswerInTime(f"no answer: {NEEDS_SYSTEM}") from silence
+    except ApiRefused as refused:
+        if refused.err_code == NOT_ENABLED:
+            raise CommandFailed(NEEDS_SYSTEM) from refused
+        if refused.err_code == NOT_A_CLUSTER_HERE:
+            raise Unavailable(refused.message) from refused
+        raise
 
 
-async def _status(nc: Any) -> Status:
-    return await _request(nc, "SERVER.STATUS")
+def _status(client: CommandClient) -> Status:
+    return _request(client, "SERVER.STATUS")
 
 
-async def _until(nc: Any, done: Callable[[Status], bool], seconds: float, what: str) -> Status:
+def _until(
+    client: CommandClient, done: Callable[[Status], bool], seconds: float, what: str
+) -> Status:
     deadline = time.monotonic() + seconds
     while True:
-        now = await _status(nc)
+        now = _status(client)
         if done(now):
             return now
         if time.monotonic() > deadline:
-            raise ValueError(f"not within {seconds:g} s: {what}")
-        await asyncio.sleep(POLL_EVERY_S)
+            raise NoAnswerInTime(f"not within {seconds:g} s: {what}")
+        time.sleep(POLL_EVERY_S)
 
 
 def _find(now: Status, name: str) -> Status | None:
@@ -201,7 +204,7 @@ def _find(now: Status, name: str) -> Status | None:
 def _print(now: Status, *, as_json: bool) -> None:
     if as_json:
         now.pop("type", None)
-        click.echo(json.dumps(now, indent=2))
+        show_json(now)
         return
     moving = f", {now['moving']} of them moving" if now["moving"] else ""
     level = now.get("feature_level", 0)

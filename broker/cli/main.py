@@ -30,8 +30,11 @@ COMMANDS = {
         "broker.cli.consumers.consumer",
         "Create, change, list, show and delete consumers; fetch messages.",
     ),
-    "kv": ("broker.cli.kv", "Key-value buckets: put, get, watch."),
-    "object": ("broker.cli.object_store", "Object stores: put and get files of any size."),
+    "kv": ("broker.cli.buckets.kv", "Key-value buckets: put, get, watch."),
+    "object": (
+        "broker.cli.buckets.object_store",
+        "Object stores: put and get files of any size.",
+    ),
     "scan": ("broker.cli.scan", "Read a stream as a table; show bulk reads and their lag."),
     "pub": (
         "broker.cli.messages.pub",

@@ -12,13 +12,15 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.client import server_option, with_connection
-from broker.cli.end_by_signal import end_by_signal
-from broker.local import LocalCluster, NodeFailed, is_taken
+from broker.cli.connect.options import connection_options, destination
 from broker.server.process.private_files import create_private_files
+
+if TYPE_CHECKING:
+    from broker.local import LocalCluster
 
 STATE_FILE = "cluster.json"
 
@@ -57,6 +59,9 @@ def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fre
     """Start nodes on this machine; nodes that are running already are left alone. Client ports
     count up from --port, monitoring ports from --port + 4000, route ports from --port + 2000.
     Existing configuration files are used unchanged."""
+    from broker.cli.end_by_signal import end_by_signal
+    from broker.local import LocalCluster
+
     create_private_files()
     place = Path(directory).resolve()
     running = _running(place)
@@ -75,6 +80,8 @@ def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fre
 
 
 def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: bool) -> None:
+    from broker.local import NodeFailed
+
     place = cluster.directory
     started = [node for node in cluster.nodes if node.name not in running]
     try:
@@ -109,6 +116,8 @@ def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: b
 
 def _refuse_taken(ports: list[int]) -> None:
     """Raise if a port is in use, before anything is written: another cluster would answer there."""
+    from broker.local import is_taken
+
     for port in ports:
         if is_taken(port):
             raise click.ClickException(
@@ -142,17 +151,14 @@ def _as_before(place: Path, nodes: int | None, port: int | None) -> tuple[int, i
 )
 @click.option("--kill", is_flag=True, help="Use kill -9, like a crash.")
 @click.option("--leader-of", metavar="STREAM", help="Stop the node that leads this stream.")
-@server_option
-def down(
-    *, nodes: tuple[str, ...], directory: str, kill: bool, leader_of: str | None, server: str
-) -> None:
+@connection_options
+def down(*, nodes: tuple[str, ...], directory: str, kill: bool, leader_of: str | None) -> None:
     """Stop nodes that `up --detach` started: the named ones, or all. Their data is kept."""
     create_private_files()
     place = Path(directory).resolve()
     running = _running(place)
     if leader_of is not None:
-        info = with_connection(server, lambda nc: nc.jetstream().stream_info(leader_of))
-        nodes = (str(info.cluster.leader),)
+        nodes = (_leader_of(leader_of),)
     unknown = [name for name in nodes if name not in running]
     if unknown:
         raise click.ClickException(f"{', '.join(unknown)} is not running here")
@@ -168,6 +174,17 @@ def down(
             os.kill(pid, signal.SIGKILL)
     if not running:
         click.echo("nothing was running")
+
+
+def _leader_of(stream: str) -> str:
+    from broker.cli.connect import api
+    from broker.cli.connect.blocking import connected
+
+    with connected(destination()) as client:
+        leader = (api.stream_info(client, stream).get("cluster") or {}).get("leader")
+    if not leader:
+        raise click.ClickException(f"{stream} has no leader now")
+    return str(leader)
 
 
 def _remove_nodes(place: Path) -> None:

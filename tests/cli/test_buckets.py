@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
-from collections.abc import Iterator
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from broker.cli.buckets.key_value import key_checked
+from broker.cli.buckets.objects import CHUNK_BYTES, put_object
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.failures import CommandFailed
+from broker.cli.connect.options import Destination
+from broker.cli.interrupts import end_between_steps
 from broker.cli.main import cli
 from broker.local import LocalCluster
-
-USERS = "authorization { users: [ { user: ann, password: secret } ] }"
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalCluster(tmp_path_factory.mktemp("cli"), size=1, more=USERS) as server:
-        yield server.nodes[0].url
+from tests.support.clients import open_client
+from tests.support.clusters import run
 
 
 def jetraft(url: str, *words: str, code: int = 0, given: bytes | None = None) -> str:
-    login = ["--user", "ann", "--password", "secret", "-s", url]
-    result = CliRunner().invoke(cli, [*words, *login], input=given)
+    result = CliRunner().invoke(cli, [*words, "-s", url], input=given)
     assert result.exit_code == code, result.output
     return result.output
 
 
+def answered(url: str, *words: str, given: bytes | None = None) -> Any:
+    return json.loads(jetraft(url, *words, "--json", given=given))
+
+
 def test_a_bucket_from_creation_to_deletion(url: str) -> None:
-    assert "no buckets" in jetraft(url, "kv", "ls")
-    jetraft(url, "kv", "add", "B", "--history", "5")
+    jetraft(url, "kv", "add", "B", "--history", "5", "--ttl", "1h")
     assert jetraft(url, "kv", "put", "B", "k", "one") == "revision 1\n"
     assert jetraft(url, "kv", "put", "B", "k", given=b"two") == "revision 2\n"
     assert jetraft(url, "kv", "get", "B", "k") == "two\n"
@@ -39,13 +44,71 @@ def test_a_bucket_from_creation_to_deletion(url: str) -> None:
     refused = jetraft(url, "kv", "put", "B", "k", "three", "--revision", "1", code=1)
     assert "wrong last sequence" in refused
     assert jetraft(url, "kv", "put", "B", "k", "three", "--revision", "2") == "revision 3\n"
-    assert jetraft(url, "kv", "keys", "B") == "k\n"
-    assert jetraft(url, "kv", "watch", "B", "--count", "1") == "[3] k: three\n"
+    assert jetraft(url, "kv", "put", "B", "a/b.c", "new", "--revision", "0") == "revision 4\n"
+    assert "B has no key a/b.c" in jetraft(
+        url, "kv", "get", "B", "a/b.c", "--revision", "1", code=1
+    )
+    assert jetraft(url, "kv", "keys", "B") == "a/b.c\nk\n"
+    assert jetraft(url, "kv", "watch", "B", "--count", "2") == "[3] k: three\n[4] a/b.c: new\n"
+    assert jetraft(url, "kv", "history", "B", "k") == "[1] k: one\n[2] k: two\n[3] k: three\n"
+    info = jetraft(url, "kv", "info", "B")
+    assert "1h" in info
     jetraft(url, "kv", "del", "B", "k")
     assert "B has no key k" in jetraft(url, "kv", "get", "B", "k", code=1)
-    assert "B" in jetraft(url, "kv", "ls")
+    assert jetraft(url, "kv", "get", "B", "k", "--revision", "2") == "two\n"
+    assert jetraft(url, "kv", "keys", "B") == "a/b.c\n"
+    jetraft(url, "kv", "purge", "B", "k")
+    assert jetraft(url, "kv", "history", "B", "k") == "[6] k: deleted\n"
+    assert "B " in jetraft(url, "kv", "ls")
     jetraft(url, "kv", "rm", "B")
-    assert "no buckets" in jetraft(url, "kv", "ls")
+    assert "there is no bucket B" in jetraft(url, "kv", "rm", "B", code=1)
+
+
+def test_commands_of_buckets_print_json(url: str) -> None:
+    assert answered(url, "kv", "add", "J")["config"]["subjects"] == ["$KV.J.>"]
+    assert answered(url, "kv", "put", "J", "k", "v") == {"bucket": "J", "key": "k", "revision": 1}
+    found = answered(url, "kv", "get", "J", "k")
+    assert (found["data"], found["operation"], found["revision"]) == ("v", "PUT", 1)
+    answered(url, "kv", "put", "J", "k", given=b"\xff")
+    assert answered(url, "kv", "watch", "J", "--count", "1")["data_base64"] == "/w=="
+    assert answered(url, "kv", "keys", "J") == ["k"]
+    assert answered(url, "kv", "history", "J", "k")["revision"] == 2
+    assert answered(url, "kv", "del", "J", "k")["revision"] == 3
+    assert answered(url, "kv", "info", "J")["state"]["last_seq"] == 3
+    assert "KV_J" in [one["config"]["name"] for one in answered(url, "kv", "ls")]
+    assert answered(url, "kv", "rm", "J")["success"]
+
+
+@pytest.mark.parametrize("key", ["a b", ".a", "a.", "a..b", "*", ">", ""])
+def test_what_cannot_be_a_key_is_refused(key: str) -> None:
+    with pytest.raises(CommandFailed, match="cannot be a key"):
+        key_checked(key)
+
+
+def test_the_client_library_and_the_command_understand_each_other(url: str, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(os.urandom(300_000))
+
+    async def library() -> tuple[bytes, bytes]:
+        nc = await open_client(url)
+        js = nc.jetstream()
+        bucket = await js.key_value("L")
+        await bucket.put("theirs", b"1")
+        value = (await bucket.get("ours")).value
+        store = await js.object_store("L")
+        await store.put("theirs", b"of the library")
+        found = await store.get("ours")
+        return value or b"", found.data or b""
+
+    jetraft(url, "kv", "add", "L")
+    jetraft(url, "kv", "put", "L", "ours", "2")
+    jetraft(url, "object", "add", "L")
+    jetraft(url, "object", "put", "L", str(tmp_path / "in"), "--name", "ours")
+    assert run(library) == (b"2", (tmp_path / "in").read_bytes())
+    assert jetraft(url, "kv", "get", "L", "theirs") == "1\n"
+    jetraft(url, "object", "get", "L", "theirs", "--output", str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == b"of the library"
+    jetraft(url, "object", "rm", "L")
+    jetraft(url, "kv", "rm", "L")
 
 
 def test_a_file_comes_back_as_it_was(url: str, tmp_path: Path) -> None:
@@ -55,6 +118,7 @@ def test_a_file_comes_back_as_it_was(url: str, tmp_path: Path) -> None:
     stored = jetraft(url, "object", "put", "O", str(tmp_path / "in"), "--name", "file")
     assert "2.9 MiB" in stored
     assert "file" in jetraft(url, "object", "ls", "O")
+    assert "O " in jetraft(url, "object", "ls")
     target = tmp_path / "out"
     jetraft(url, "object", "get", "O", "file", "--output", str(target))
     assert target.read_bytes() == data
@@ -62,12 +126,70 @@ def test_a_file_comes_back_as_it_was(url: str, tmp_path: Path) -> None:
     refused = jetraft(url, "object", "get", "O", "nothing", "--output", str(missing), code=1)
     assert "O has no object nothing" in refused
     assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "out"]
-    jetraft(url, "object", "rm", "O", "file")
-    assert "O is empty" in jetraft(url, "object", "ls", "O")
+    (tmp_path / "in").write_bytes(b"shorter")
+    again = answered(url, "object", "put", "O", str(tmp_path / "in"), "--name", "file")
+    assert (again["size"], again["chunks"]) == (7, 1)
+    assert answered(url, "object", "info", "O", "file")["digest"] == again["digest"]
+    assert messages(url, "OBJ_O") == 2, "chunks of the older file are still there"
+    answered(url, "object", "rm", "O", "file")
+    assert answered(url, "object", "ls", "O") == []
+    assert messages(url, "OBJ_O") == 1
+    jetraft(url, "object", "rm", "O")
+    assert "there is no object store O" in jetraft(url, "object", "ls", "O", code=1)
 
 
-def test_a_wrong_password_is_one_line(url: str) -> None:
-    login = ["--user", "ann", "--password", "wrong", "-s", url]
+class InterruptedFile(io.BytesIO):
+    """Somebody presses Ctrl-C while the third chunk is read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads == 3:
+            signal.raise_signal(signal.SIGINT)
+        return super().read(size)
+
+
+def test_an_interrupted_put_leaves_the_older_file_and_nothing_else(
+    url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_bytes(b"older")
+    jetraft(url, "object", "add", "I")
+    jetraft(url, "object", "put", "I", str(tmp_path / "in"), "--name", "file")
+    data = InterruptedFile(os.urandom(1_000_000))
+    with (
+        connected(Destination(servers=(url,))) as client,
+        pytest.raises(KeyboardInterrupt),
+        end_between_steps() as may_end,
+    ):
+        put_object(client, "I", "file", data, advance=lambda _: None, may_end=may_end)
+    assert (data.reads, data.tell()) == (3, 3 * CHUNK_BYTES), "it ends between two chunks"
+    assert messages(url, "OBJ_I") == 2
+    jetraft(url, "object", "get", "I", "file", "--output", str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == b"older"
+    jetraft(url, "object", "rm", "I")
+
+
+def test_a_damaged_object_is_not_written(url: str, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"x" * 200_000)
+    jetraft(url, "object", "add", "D")
+    jetraft(url, "object", "put", "D", str(tmp_path / "in"), "--name", "file")
+    chunk = answered(url, "stream", "get", "OBJ_D", "2")
+    jetraft(url, "stream", "rm-msg", "OBJ_D", "2")
+    jetraft(url, "pub", chunk["subject"], given=b"y" * len(chunk["data"]))
+    target = str(tmp_path / "out")
+    refused = jetraft(url, "object", "get", "D", "file", "--output", target, code=1)
+    assert "digest" in refused
+    assert [one.name for one in tmp_path.iterdir()] == ["in"]
+    jetraft(url, "object", "rm", "D")
+
+
+def messages(url: str, stream: str) -> int:
+    return int(answered(url, "stream", "info", stream)["state"]["messages"])
+
+
+def test_a_wrong_password_is_one_line(ours: LocalCluster) -> None:
+    login = ["--user", "ann", "--password", "wrong", "-s", ours.urls[0]]
     result = CliRunner().invoke(cli, ["kv", "ls", *login])
     assert result.exit_code == 3
     assert "Authorization Violation" in result.output
@@ -88,8 +210,8 @@ def test_each_failed_connection_has_its_own_sentence(server: str, words: str) ->
     assert words in result.output
 
 
-def test_files_of_a_login_that_are_missing_are_named(url: str) -> None:
-    result = CliRunner().invoke(cli, ["kv", "ls", "--creds", "/no/such.creds", "-s", url])
+def test_files_of_a_login_that_are_missing_are_named() -> None:
+    result = CliRunner().invoke(cli, ["kv", "ls", "--creds", "/no/such.creds"])
     assert result.exit_code == 1
     assert "/no/such.creds: no such file" in result.output
 

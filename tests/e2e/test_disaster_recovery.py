@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,11 @@ def test_the_home_cluster_is_lost_and_comes_back(sites: Sites) -> None:
     publish(home, 61, 70)
     shown = command("status", "ORDERS", "--active", url(home), "--standby", url(away))
     assert "active   last sequence 70" in shown
+    document = json.loads(
+        command("status", "ORDERS", "--active", url(home), "--standby", url(away), "--json")
+    )
+    assert document["active"]["state"]["last_seq"] == 70
+    assert document["standby"]["config"]["mirror"]["name"] == "ORDERS"
     refuses(away)
 
     # A planned switch: the old side is fenced, and nothing is missing.

@@ -42,18 +42,25 @@ class StreamMessage:
 
 def stored_messages(
     client: CommandClient, info: dict[str, Any], *, first: int = 1, since_ns: int = 0,
-    subject: str = "",
+    subject: str = "", newest_only: bool = False, headers_only: bool = False, batch: int = BATCH,
 ) -> Iterator[StreamMessage]:  # fmt: skip
-    """From a sequence or a time on, to the end that the stream has now."""
+    """From a sequence or a time on, to the end that the stream has now. `newest_only`: the last
+    message of every subject; it and `headers_only` need a stream with `limits`. Two batches are
+    asked for at a time: large messages need small ones."""
     state, config = info["state"], info["config"]
     last = int(state.get("last_seq", 0))
     first = max(first, int(state.get("first_seq", 0)))
     if not int(state.get("messages", 0)) or first > last:
         return
     if config.get("retention", "limits") == "limits":
-        yield from _consumed(
-            client, config["name"], first=first, last=last, since_ns=since_ns, subject=subject
-        )
+        wanted: dict[str, Any] = {"deliver_policy": "by_start_sequence", "opt_start_seq": first}
+        if since_ns:
+            wanted = {"deliver_policy": "by_start_time", "opt_start_time": rfc3339(since_ns)}
+        elif newest_only:
+            wanted = {"deliver_policy": "last_per_subject"}
+        wanted |= {"filter_subject": subject} if subject else {}
+        wanted |= {"headers_only": True} if headers_only else {}
+        yield from _consumed(client, config["name"], wanted, last=last, batch=batch)
         return
     seq = first
     while seq <= last and (message := next_message(client, config["name"], seq, subject)):
@@ -88,32 +95,26 @@ def stored_of(message: dict[str, Any]) -> StreamMessage:
 
 
 def _consumed(
-    client: CommandClient, stream: str, *, first: int, last: int, since_ns: int, subject: str
+    client: CommandClient, stream: str, wanted: dict[str, Any], *, last: int, batch: int
 ) -> Iterator[StreamMessage]:
-    config: dict[str, Any] = {
-        "ack_policy": "none", "deliver_policy": "by_start_sequence", "opt_start_seq": first,
-        "inactive_threshold": FORGOTTEN_AFTER_NS, "num_replicas": 1, "mem_storage": True,
-        "max_waiting": 4,
+    config = wanted | {
+        "ack_policy": "none", "inactive_threshold": FORGOTTEN_AFTER_NS, "num_replicas": 1,
+        "mem_storage": True, "max_waiting": 4,
     }  # fmt: skip
-    if since_ns:
-        config |= {"deliver_policy": "by_start_time", "opt_start_time": rfc3339(since_ns)}
-        del config["opt_start_seq"]
-    if subject:
-        config["filter_subject"] = subject
     made = api.call(
         client, f"CONSUMER.CREATE.{api.name(stream)}", {"stream_name": stream, "config": config}
     )
     consumer = str(made["name"])
     try:
         left = int(made.get("num_pending", 0))
-        yield from _pulled(client, stream, consumer, last, left)
+        yield from _pulled(client, stream, consumer, last=last, left=left, batch=batch)
     finally:
         with suppress(CommandFailed):  # the server forgets it by itself
             api.call(client, f"CONSUMER.DELETE.{stream}.{consumer}")
 
 
 def _pulled(
-    client: CommandClient, stream: str, consumer: str, last: int, left: int
+    client: CommandClient, stream: str, consumer: str, *, last: int, left: int, batch: int
 ) -> Iterator[StreamMessage]:
     subject = f"{client.to.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     sid = client.subscribe(reply := f"{client.new_reply()}.pull")
@@ -121,9 +122,9 @@ def _pulled(
     deadline = time.monotonic() + client.to.timeout_s
     try:
         while left > 0:
-            while asked < min(left, 2 * BATCH):
-                client.publish(subject, b'{"batch":%d,"expires":30000000000}' % BATCH, reply=reply)
-                asked += BATCH
+            while asked < min(left, 2 * batch):
+                client.publish(subject, b'{"batch":%d,"expires":30000000000}' % batch, reply=reply)
+                asked += batch
             message = client.next(deadline - time.monotonic())
             if message is None:
                 raise NoAnswerInTime(f"{stream}: {left} messages did not come in time")

@@ -1,0 +1,1 @@
+"""Key-value buckets and object stores from the command line."""
