@@ -182,6 +182,11 @@ class ScanLink:
                 if self._received:
                     raise ScanProtocolError("unencrypted bytes after the INFO of a TLS server")
                 self._encrypt(login)
+                if info.get("tls_verify") and not login.tls_cert:
+                    raise LoginRefused(
+                        f"{self._endpoint} requires a client certificate: set the options tlsCert "
+                        "and tlsKey"
+                    )
             self.max_payload = int(info.get("max_payload", 0))
             proof = login.connect_fields(str(info.get("nonce", "")))
         except LoginUnusable as unusable:
@@ -196,8 +201,17 @@ class ScanLink:
             "version": "1",
         }
         connect |= proof
-        self._socket.sendall(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
-        line = self._operation()
+        try:
+            self._socket.sendall(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
+            line = self._operation()
+        except ssl.SSLError as alert:  # TLS 1.3: the server judges after our side is done
+            reason = alert.reason or ""
+            if "CERTIFICATE" not in reason and "UNKNOWN_CA" not in reason:
+                raise
+            raise LoginRefused(
+                f"{self._endpoint} refuses the client certificate ({reason}): check the options "
+                "tlsCert and tlsKey"
+            ) from alert
         if b"Authorization Violation" in line or b"Authentication" in line:
             hint = "; it asks for an nkey or a JWT" if info.get("nonce") else ""
             raise LoginRefused(

@@ -42,6 +42,7 @@ LINE_BYTES_MAX: Final = 1024 * 1024
 SUBJECTS_MAX: Final = 64  # a request is one line, which servers bound to 4 KB by default
 TIMES_MAX: Final = 16
 EDGES_MAX: Final = 10_000
+WAIT_MS_MAX: Final = 2000
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -107,6 +108,9 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     behind: int = 0
     reader: str = ""  # a streaming query that tells where it is, for the metrics of the leader
     next: int = 0
+    # Answer when there is a message at `next` or later, or after so long (at most WAIT_MS_MAX). A
+    # server may answer earlier, and one of an earlier version does.
+    wait_ms: int = 0
 
 
 class WriteHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,8 +235,8 @@ def decode_plan_request(body: bytes) -> PlanRequest:
         request = msgspec.json.decode(body, type=PlanRequest)
     except _UNREADABLE as error:
         raise ScanRefused(ScanCode.BAD, str(error)) from error
-    if len(request.times) > TIMES_MAX or request.piece_bytes < 0:
-        raise ScanRefused(ScanCode.BAD, f"more than {TIMES_MAX} times, or a negative size")
+    if len(request.times) > TIMES_MAX or request.piece_bytes < 0 or request.wait_ms < 0:
+        raise ScanRefused(ScanCode.BAD, f"more than {TIMES_MAX} times, or a negative size or wait")
     return request
 
 

@@ -51,11 +51,18 @@ class QueryPlanner:
         return tuple(names)
 
     def plan(
-        self, stream: str, times: Iterable[int] = (), *, reader: str = "", at: int = 0
+        self,
+        stream: str,
+        times: Iterable[int] = (),
+        *,
+        reader: str = "",
+        at: int = 0,
+        wait_s: float = 0.0,
     ) -> ScanPlan:
-        """`reader` tells the leader that it is at this sequence. Raises PlanRefused, NoServer or
-        LoginRefused."""
-        request = PlanRequest(times=tuple(times), reader=reader, next=at)
+        """`reader` tells the leader that it is at this sequence, and that it waits so long for a
+        message there. Raises PlanRefused, NoServer or LoginRefused."""
+        wait_ms = int(1000 * min(wait_s, self.options.login.read_timeout_s / 2))
+        request = PlanRequest(times=tuple(times), reader=reader, next=at, wait_ms=wait_ms)
         return self.cluster.plan(stream, request)
 
     def first(self, stream: str, default: Edge) -> tuple[ScanPlan, int]:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jetraft.spark")
 
 # With the default trigger, Spark asks for the latest offset some forty times a second. Where there
-# is nothing new, the answer waits: Spark's part of each question costs milliseconds of CPU.
+# is nothing new, the answer waits: Spark's part of each question costs milliseconds of CPU. The
+# leader of a single stream waits; of several streams, each is asked again after a step.
 IDLE_WAIT_S: Final = 1.0
 IDLE_STEP_S: Final = 0.05
 NAMES_EVERY_S: Final = 5.0  # how often streams of a pattern are listed anew
@@ -113,7 +114,8 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acknowledge(begin)
         waits_until = self._clock() + (IDLE_WAIT_S if self._target is None else 0.0)
         while True:
-            end = self._latest_from(begin, limit)
+            left_s = waits_until - self._clock() if self._options.is_single else 0.0
+            end = self._latest_from(begin, limit, wait_s=max(left_s, 0.0))
             if end != begin or self._clock() >= waits_until:
                 break
             self._pause(IDLE_STEP_S * max(len(begin), 1))
@@ -183,14 +185,15 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._listed_at = self._clock()
         return self._streams
 
-    def _latest_from(self, begin: Offsets, limit: ReadLimit) -> Offsets:
+    def _latest_from(self, begin: Offsets, limit: ReadLimit, *, wait_s: float) -> Offsets:
         """What the next batch ends with; the same as `begin` if there is nothing to read. A stream
         that is new begins with this batch and is read from the next one on: so its start is in
         the checkpoint."""
         end: Offsets = {}
         backlog: list[tuple[ScanPlan, Offset, int]] = []
         for name in sorted({*begin, *self._names_now()}):
-            plan = self._plan_of(name, at=begin[name].next if name in begin else 0)
+            at = begin[name].next if name in begin else 0
+            plan = self._plan_of(name, at=at, wait_s=wait_s)
             if plan is None:
                 self._lost_stream(begin[name])
                 continue
@@ -260,10 +263,11 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_loss(options, plan.stream, begin.next, min(plan.first_seq, until.next) - 1)
         return [RangePartition(r) for r in found if r.last >= plan.first_seq]
 
-    def _plan_of(self, stream: str, at: int = 0) -> ScanPlan | None:
+    def _plan_of(self, stream: str, at: int = 0, *, wait_s: float = 0.0) -> ScanPlan | None:
         """None: a stream of the pattern that is gone."""
         try:
-            return self._planner.plan(stream, reader=self._reader if at else "", at=at)
+            reader = self._reader if at else ""
+            return self._planner.plan(stream, reader=reader, at=at, wait_s=wait_s)
         except PlanRefused as refusal:
             if self._options.pattern and is_unknown(refusal):
                 return None

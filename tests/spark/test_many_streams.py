@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
+from broker.scan.protocol import decode_plan_request
 from broker.spark.option_values import OptionError
 from broker.spark.source import JetRaftDataSource
 from broker.spark.stream_source import (
@@ -126,6 +127,8 @@ def test_an_idle_query_waits_in_the_source(cluster: Cluster) -> None:
     before = clock.now
     assert made.latestOffset(start, ReadAllAvailable()) is start
     assert IDLE_WAIT_S <= clock.now - before < 2 * IDLE_WAIT_S
+    asked = [decode_plan_request(body) for peer in cluster.peers for body in peer.asked]
+    assert max(one.wait_ms for one in asked) == 1000 * IDLE_WAIT_S  # the leader waits as well
     cluster.leader.store.grow(1)
     before = clock.now
     assert made.latestOffset(start, ReadAllAvailable())["next"] == 1002

@@ -18,7 +18,9 @@ import msgspec
 from broker.cluster.api.leader_calls import LeaderCalls
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
+from broker.cluster.polling import eventually
 from broker.cluster.publish.pub_acks import ReplyRouter
+from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.cluster.stream_requests import StreamLookup, StreamRequest, StreamRequestSink
 from broker.jetstream.api.stream_access import may_scan
@@ -27,6 +29,7 @@ from broker.jetstream.strict_json import to_wire
 from broker.scan.byte_cuts import edges
 from broker.scan.protocol import (
     PLAN_SUBJECT,
+    WAIT_MS_MAX,
     PlanReplica,
     PlanRequest,
     ScanPlan,
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from broker.accounts import Account
 
 PLAN_WITHIN_S: Final = 5.0
+WAITING_MAX: Final = 64  # requests that wait for a message; others are answered at once
+WAIT_STEP_S: Final = 0.025
 
 _encode = msgspec.json.encode
 _asked = msgspec.msgpack.Decoder(tuple[str, ...])
@@ -62,6 +67,7 @@ class PlanService:
     member_name: Callable[[NodeId], str]
     spawn: Callable[[Awaitable[None], str], object]
     scan_readers: ScanReaders = field(default_factory=ScanReaders)
+    waiting: int = 0
 
     def start(self) -> None:
         self.calls.rpc.register("plan", self._serve_plan)
@@ -95,10 +101,10 @@ class PlanService:
     async def _serve_plan(self, _peer: NodeId, body: bytes) -> bytes:
         account, stream, *more = _asked.decode(body)
         request = decode_plan_request(more[0].encode() if more else b"")
-        replica = self.replicas.of_stream(account, stream)
-        if replica is None or replica.leading is None:
-            raise CallRefused(f"not the leader of {stream}")
+        replica = self._led(account, stream)
         await self.wait_current(replica)
+        if request.wait_ms and self.waiting < WAITING_MAX:
+            replica = await self._wait_for_more(replica, account, request)
         store = replica.stream.store
         if request.reader:
             self.scan_readers.seen(
@@ -134,6 +140,31 @@ class PlanService:
             retention=replica.stream.config.retention.value,
         )
         return encode_plan(plan)
+
+    def _led(self, account: str, stream: str) -> Replica:
+        replica = self.replicas.of_stream(account, stream)
+        if replica is None or replica.leading is None:
+            raise CallRefused(f"not the leader of {stream}")
+        return replica
+
+    async def _wait_for_more(self, replica: Replica, account: str, request: PlanRequest) -> Replica:
+        """Until the stream has a message at `next`. An idle query costs one request per wait."""
+        stream = replica.stream.config.name
+
+        def arrived() -> bool:
+            return self._led(account, stream).stream.store.last_seq >= request.next
+
+        if arrived():
+            return replica
+        self.waiting += 1
+        try:
+            wait_s = min(request.wait_ms, WAIT_MS_MAX) / 1000
+            await eventually(arrived, timeout_s=wait_s, every_s=WAIT_STEP_S)
+        finally:
+            self.waiting -= 1
+        replica = self._led(account, stream)
+        await self.wait_current(replica)
+        return replica
 
     def _client_address(self, node: NodeId) -> str:
         """host:port where clients reach the node, as it tells its peers; "" when unknown."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from broker.cluster.api.scan_plan import PlanService
+from broker.cluster.api import scan_plan
+from broker.cluster.api.scan_plan import WAITING_MAX, PlanService
 from broker.cluster.peers.rpc import CallRefused
 from broker.jetstream.config.stream_config import Retention
-from broker.scan.protocol import ScanPlan, decode_plan
+from broker.scan.protocol import PlanRequest, ScanPlan, decode_plan, encode_plan_request
 from raft import NodeId
 from tests.support.cluster_fakes import run
+from tests.support.server import until
 
 HERE = NodeId(1)
+LONG_MS = 600_000
 
 
 class Leader:
@@ -30,7 +34,7 @@ class Leader:
             stream=SimpleNamespace(
                 store=self.store,
                 applied=2,
-                config=SimpleNamespace(retention=Retention.LIMITS),
+                config=SimpleNamespace(name="S", retention=Retention.LIMITS),
             ),
             assignment=SimpleNamespace(peers=(HERE,), incarnation="1.7"),
         )
@@ -38,10 +42,11 @@ class Leader:
     async def wait_current(self, _replica: object) -> None:
         if self.deposed:
             raise CallRefused("cannot tell")
-        self.store.last_seq = 4  # committed before the plan was asked for, applied meanwhile
+        # committed before the plan was asked for, applied meanwhile
+        self.store.last_seq = max(self.store.last_seq, 4)
 
-    async def plan(self) -> ScanPlan:
-        service = PlanService(
+    def service(self) -> PlanService:
+        return PlanService(
             mesh=cast(Any, SimpleNamespace(node=HERE, connected=lambda _: True, hello={})),
             router=cast(Any, None),
             account=cast(Any, None),
@@ -53,8 +58,14 @@ class Leader:
             member_name=str,
             spawn=cast(Any, None),
         )
-        asked = msgspec.msgpack.encode(("$G", "S"))
-        return decode_plan(await service._serve_plan(HERE, asked))
+
+    async def plan(self, request: PlanRequest = PlanRequest()) -> ScanPlan:  # noqa: B008
+        return await plan_of(self.service(), request)
+
+
+async def plan_of(service: PlanService, request: PlanRequest) -> ScanPlan:
+    asked = msgspec.msgpack.encode(("$G", "S", encode_plan_request(request).decode()))
+    return decode_plan(await service._serve_plan(HERE, asked))
 
 
 def test_a_plan_names_everything_that_was_committed_before_it_was_asked_for() -> None:
@@ -69,5 +80,49 @@ def test_a_deposed_leader_makes_no_plan() -> None:
     async def test() -> None:
         with pytest.raises(CallRefused):
             await Leader(deposed=True).plan()
+
+    run(test())
+
+
+def test_a_plan_waits_for_the_message_that_a_reader_wants_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan_plan, "WAIT_MS_MAX", LONG_MS)
+
+    async def test() -> None:
+        leader = Leader()
+        service = leader.service()
+        wanted = PlanRequest(next=5, wait_ms=LONG_MS)
+        waits = asyncio.create_task(plan_of(service, wanted))
+        await until(lambda: service.waiting == 1)
+        leader.store.last_seq = 5
+        assert (await waits).last_seq == 5
+        assert service.waiting == 0
+        # it is there, or nobody may wait: the answer does not wait
+        assert (await plan_of(service, wanted)).last_seq == 5
+        service.waiting = WAITING_MAX
+        assert (await plan_of(service, PlanRequest(next=9, wait_ms=LONG_MS))).last_seq == 5
+        assert service.waiting == WAITING_MAX
+        # nothing came
+        service.waiting = 0
+        assert (await plan_of(service, PlanRequest(next=9, wait_ms=1))).last_seq == 5
+
+    run(test())
+
+
+def test_a_leader_that_is_deposed_during_the_wait_makes_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan_plan, "WAIT_MS_MAX", LONG_MS)
+
+    async def test() -> None:
+        leader = Leader()
+        service = leader.service()
+        waits = asyncio.create_task(plan_of(service, PlanRequest(next=5, wait_ms=LONG_MS)))
+        await until(lambda: service.waiting == 1)
+        leader.replica.leading = None
+        with pytest.raises(CallRefused):
+            await waits
+        assert service.waiting == 0
 
     run(test())
