@@ -64,8 +64,11 @@ RETRIABLE: Final = frozenset(
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class ScanRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sequences first..last, both included. An empty `id` accepts any incarnation."""
+class ScanRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Sequences first..last, both included. An empty `id` accepts any incarnation. What is not
+    asked for is not sent: a server of an earlier version refuses fields that it does not know."""
 
     stream: str
     first: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import re
 import urllib.error
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 from broker.local import LocalNode
 from chaos import disks
 from chaos.campaign.faults.injector import FaultInjector
+from chaos.campaign.faults.versions import held_back
 from chaos.campaign.machines import network
 from chaos.campaign.machines.machine import Machines
 from chaos.campaign.machines.network import Namespaces
@@ -26,7 +26,6 @@ from chaos.campaign.target import leader_of, roles
 from chaos.workload import connect
 
 LOOK_WITHIN_S = 2.0
-LEVEL = re.compile(r"^NEWEST_LEVEL\b.*=\s*(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class LocalTarget:
         machines = Machines(
             place, settings.nodes, bugs=settings.bugs, peer=settings.peer, spaces=spaces,
             disks=any(KINDS[kind].needs is Needs.DISK for kind in kinds),
-            jetstream=_held_back(settings.previous),
+            jetstream=held_back(settings.previous),
         )  # fmt: skip
         machines.make(cleanup)
         for machine in machines.all:
@@ -99,8 +98,13 @@ class LocalTarget:
         return cls(settings, machines, streams, say)
 
     async def start(self) -> None:
-        """Raises NodeFailed."""
+        """Raises NodeFailed. With a version before, that one founds the cluster."""
+        members = self._faults.members
+        if self._settings.previous is not None:
+            members.begin_with_previous()
         await asyncio.to_thread(self._machines.cluster.start)
+        if self._settings.previous is not None:
+            await members.upgrade_all()
 
     @property
     def urls(self) -> Sequence[str]:
@@ -145,15 +149,6 @@ class LocalTarget:
             if machine.node.log_path.exists():
                 count += machine.node.log_path.read_bytes().count(b"Traceback (most recent")
         return [("tracebacks in logs", str(count))] if count else []
-
-
-def _held_back(previous: Path | None) -> str:
-    """A cluster that goes back to the version before must stay on its level."""
-    if previous is None:
-        return ""
-    source = previous / "broker" / "cluster" / "meta" / "feature_level.py"
-    found = LEVEL.search(source.read_text()) if source.exists() else None
-    return f"feature_level: {found[1] if found else 0}"
 
 
 def _state(node: LocalNode, stream: str) -> str:

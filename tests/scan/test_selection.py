@@ -14,9 +14,11 @@ from broker.scan.protocol import (
     PlanRequest,
     ScanCode,
     ScanRefused,
+    ScanRequest,
     decode_plan_request,
     decode_request,
     encode_plan_request,
+    encode_request,
 )
 from broker.scan.selection import Selection, next_rows
 from broker.store.block.block_format import BlockDamaged
@@ -187,6 +189,14 @@ def test_a_plan_request_survives_the_wire_and_bad_ones_are_told() -> None:
         assert refused.value.code is ScanCode.BAD
     with pytest.raises(ScanRefused, match="no column 'colour'"):
         decode_request(b'{"stream":"S","first":1,"last":2,"columns":["colour"]}')
+
+
+def test_a_scan_names_only_what_it_asks_for() -> None:
+    """An earlier version refuses fields that it does not know, also empty ones."""
+    asked = encode_request(ScanRequest(stream="S", first=1, last=2))
+    assert asked == b'SCAN {"stream":"S","first":1,"last":2}\r\n'
+    columns = ScanRequest(stream="S", first=1, last=2, columns=("seq",), subjects=("a",))
+    assert decode_request(encode_request(columns)[5:-2]) == columns
 
 
 def test_headers_become_lists_and_odd_bytes_do_no_harm() -> None:

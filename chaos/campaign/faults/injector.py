@@ -35,11 +35,11 @@ class FaultInjector:
     previous: Path | None = None
     emptied: str = ""  # the node whose data is gone or damaged: a minority, so it is the only one
     _machine: MachineFaults = field(init=False)
-    _member: MemberFaults = field(init=False)
+    members: MemberFaults = field(init=False)
 
     def __post_init__(self) -> None:
         self._machine = MachineFaults(self.machines)
-        self._member = MemberFaults(self.machines, self.previous)
+        self.members = MemberFaults(self.machines, self.previous)
 
     @property
     def _cluster(self) -> LocalCluster:
@@ -89,7 +89,7 @@ class FaultInjector:
                     node.start()
                     await asyncio.to_thread(node.wait_healthy, timeout_s=HEAL_WITHIN_S)
             case "upgrade" | "members":
-                await self._member.act(fault, victims[0])
+                await self.members.act(fault, victims[0])
             case _ if fault.kind.needs is Needs.FILES:
                 await self._damage(fault, self.machines.of(victims[0]))
             case _ if fault.kind.needs is Needs.NETWORK:
@@ -170,7 +170,7 @@ class FaultInjector:
         if self.machines.spaces is not None:
             self.machines.spaces.heal()
         self._machine.undo()
-        self._member.undo()
+        self.members.undo()
         for node in self._cluster.nodes:
             if node.process is None:
                 node.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import nats
 import nats.errors
 
 from broker.local import LocalNode, NodeFailed, our_command
+from chaos.campaign.faults.versions import readable_by
 from chaos.campaign.machines.machine import SYSTEM_PASSWORD, SYSTEM_USER, Machine, Machines
 from chaos.campaign.plan import PlannedFault
 
@@ -28,6 +29,7 @@ ASK_EVERY_S = 0.2
 class MemberFaults:
     machines: Machines
     previous: Path | None  # the packages of the version before
+    _configs: dict[str, str] = field(default_factory=dict)  # of this version, by node
 
     async def act(self, fault: PlannedFault, victim: LocalNode) -> None:
         if fault.kind.name == "upgrade":
@@ -85,6 +87,15 @@ class MemberFaults:
         except (nats.errors.Error, OSError, TimeoutError) as error:
             return {"error": str(error) or type(error).__name__}
 
+    def begin_with_previous(self) -> None:
+        """Before the first start: a cluster can go back to the version that founded it."""
+        for node in self.machines.cluster.nodes:
+            self._set_version(node, previous=True)
+
+    async def upgrade_all(self) -> None:
+        for node in self.machines.cluster.nodes:
+            await self._restart(node, 0.0, previous=False)
+
     async def _upgrade(self, fault: PlannedFault) -> None:
         """Every node to the version before, one after the other, then every node back."""
         assert self.previous is not None
@@ -107,6 +118,9 @@ class MemberFaults:
             node.environment.pop(name, None)
             if previous:
                 node.environment[name] = value
+        config = self._configs.setdefault(node.name, node.config_path.read_text())
+        assert self.previous is not None
+        node.config_path.write_text(readable_by(self.previous, config) if previous else config)
 
     def undo(self) -> None:
         """This version again, for a node that is started next."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from chaos.campaign.faults.versions import held_back, readable_by
 from chaos.campaign.local_target import LocalSettings, usable
 from chaos.campaign.plan import ALL_NODES, KINDS, draw
 
@@ -37,3 +40,14 @@ def test_without_root_the_rest_is_tried_and_what_is_not_is_named(
     assert "halves: needs root (network namespaces)" in not_tried
     assert "power-cut-all: needs root to mount loop file systems" in not_tried
     assert "upgrade: needs the version before (--previous)" in not_tried
+
+
+def test_a_version_that_knows_no_levels_is_not_told_one(tmp_path: Path) -> None:
+    config = f"jetstream {{ {held_back(tmp_path)} }}"
+    assert "feature_level: 0" in config
+    assert readable_by(tmp_path, config) == "jetstream {  }"
+    levels = tmp_path / "broker" / "cluster" / "meta"
+    levels.mkdir(parents=True)
+    (levels / "feature_level.py").write_text("NEWEST_LEVEL: Final = 2\n")
+    config = f"jetstream {{ {held_back(tmp_path)} }}"
+    assert readable_by(tmp_path, config) == config == "jetstream { feature_level: 2 }"
