@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What a node and the command need, and everything: Spark, tests, checks.
+NODE := $(VENV)/.node
 STAMP := $(VENV)/.installed
 # Processes that run tests side by side. One process runs a whole file, in order; the longest files
 # start first (tests/conftest.py lists them). More than two for two cores: tests of clusters
@@ -14,13 +16,17 @@ PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope
 # Tests whose servers run on the event loop of the test itself, not in processes of their own.
 IN_PROCESS := tests/server tests/cluster tests/monitor tests/raft/host
 
-.PHONY: up down test test-debug lint bench-peers clean codecs
+.PHONY: up down spark test test-debug lint bench-peers clean codecs
 
-up: $(STAMP) codecs ## start three nodes on this machine and print their addresses
+up: $(NODE) ## start three nodes on this machine and print their addresses
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(BIN)/jetraft up --detach
 
 down: ## stop the nodes that `make up` started
 	$(BIN)/jetraft down
+
+spark: $(NODE) ## what the Spark source needs besides Java
+	$(BIN)/pip install --quiet --constraint requirements.lock pyspark pyarrow pandas
 
 test: $(STAMP) codecs ## every test; fails if the compiled codecs are not the ones tested
 	$(PYTEST)
@@ -39,11 +45,16 @@ bench-peers: $(STAMP) codecs ## compare with nats-server: same client, runs in t
 codecs: $(STAMP)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-$(STAMP): pyproject.toml requirements.lock
+$(NODE): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --constraint requirements.lock cython setuptools
 	# compat: a plain path entry, because Spark finds data sources by walking sys.path
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+	$(BIN)/pip install --quiet --constraint requirements.lock --no-build-isolation \
+		--config-settings editable_mode=compat --editable .
+	touch $(NODE)
+
+$(STAMP): $(NODE)
+	$(BIN)/pip install --quiet --requirement requirements.lock
 	touch $(STAMP)
 
 clean:

@@ -11,14 +11,16 @@ import json
 import re
 import select
 import socket
+import ssl
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_MESSAGES = 256
 CLOCK_TICKS_PER_S = 100  # USER_HZ on Linux
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 18  # more than a record of TLS: none is left where select does not see it
 PUB_ACK = b'"seq":'
 ACK_REPLY = re.compile(rb" (\$JS\.ACK\.\S+) \d+\r\n")
 
@@ -53,6 +55,10 @@ class Requests:
     def some(self, start: int, count: int) -> memoryview:
         size = len(self.body) // self.lines
         return self.body[start * size : (start + count) * size]
+
+
+# Of TLS, which may need bytes of the other side, or room, for anything.
+NOT_NOW = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class LoadClient:
@@ -125,10 +131,12 @@ class LoadClient:
             readable, writable, _ = select.select([self.socket], want_write, [], 30.0)
             if not readable and not writable:
                 raise TimeoutError(f"{acked} of {count} answers, then nothing for 30 s")
-            if writable:
-                pending = pending[self.socket.send(pending) :]
-            if readable:
-                acked += counter.feed(self._receive())
+            with suppress(*NOT_NOW):
+                if writable:
+                    pending = pending[self.socket.send(pending) :]
+            with suppress(*NOT_NOW):
+                if readable:
+                    acked += counter.feed(self._receive())
         elapsed = time.perf_counter() - started
         self.socket.settimeout(self._timeout_s)
         self.send(b"UNSUB 1\r\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import time
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from broker.local import LocalCluster
 
 STATE_FILE = "cluster.json"
+# Of the nodes of `up`: clients need no login; `cluster` and `server` need this one.
+OPERATOR = 'accounts {{ $SYS {{ users: [ {{ user: admin, password: "{password}" }} ] }} }}'
 
 
 @click.command(
@@ -73,7 +76,10 @@ def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fre
     ports = [p for i in range(nodes) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     starting = [i for i in range(nodes) if f"local-{i + 1}" not in running]
     _refuse_taken([p for i in starting for p in ports[3 * i : 3 * i + 3]])
-    cluster = LocalCluster(place, size=nodes, name="local", ports=ports)
+    password = _operator_password(place) or secrets.token_hex(8)
+    cluster = LocalCluster(
+        place, size=nodes, name="local", ports=ports, more=OPERATOR.format(password=password)
+    )
     cluster.prepare(keep=True)
     with end_by_signal():
         _start_and_stay(cluster, running, detach=detach)
@@ -103,6 +109,8 @@ def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: b
             f"pid {pids[node.name]}  log {node.log_path}"
         )
     click.echo(f"connect with:  export NATS_URL={','.join(cluster.urls)}")
+    if password := _operator_password(place):
+        click.echo(f"operate with:  jetraft cluster status --user admin --password {password}")
     if detach:
         return
     click.echo("Ctrl-C stops them.")
@@ -142,6 +150,15 @@ def _as_before(place: Path, nodes: int | None, port: int | None) -> tuple[int, i
                 "and its data, another --dir leaves it alone"
             )
     return len(found), before
+
+
+def _operator_password(place: Path) -> str:
+    """Of the cluster in the directory; empty if its files are those of somebody else."""
+    for path in sorted(place.glob("local-*/server.conf")):
+        found = re.search(r'user: admin, password: "(\w+)"', path.read_text())
+        if found:
+            return found[1]
+    return ""
 
 
 @click.command()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -120,6 +123,38 @@ def test_every_ack_is_awaited_and_the_connection_stays_usable(
         assert state["messages"] == count
         assert client.request("$JS.API.STREAM.DELETE.BENCH")["success"] is True
         assert client.socket.gettimeout() is not None
+    finally:
+        client.close()
+
+
+class HalfARecord(socket.socket):
+    """As over TLS: the socket is ready, and there is nothing to read or no room to write yet."""
+
+    calls = 0
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        self._stutter(ssl.SSLWantReadError)
+        return super().recv(size, flags)
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        self._stutter(ssl.SSLWantWriteError)
+        return super().send(data, flags)
+
+    def _stutter(self, error: type[Exception]) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            raise error
+
+
+def test_a_connection_that_is_not_ready_is_tried_again(port: int) -> None:
+    client = LoadClient(port)
+    try:
+        create_stream(client, "STUTTER", replicas=1, storage="memory")
+        plain = client.socket
+        client.socket = HalfARecord(fileno=plain.detach())
+        load = client.publish_acked("STUTTER.a", size=16, count=100, window=10)
+        assert load.messages == 100
+        assert client.socket.calls > 20
     finally:
         client.close()
 

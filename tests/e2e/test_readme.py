@@ -76,3 +76,11 @@ def test_every_block_of_the_readme_runs(place: Path) -> None:
     assert "another order" in everything
     assert "published while a node is dead" in everything, "Spark shows that message"
     assert "verdict: every promise kept" in everything
+
+
+def test_the_login_that_up_prints_is_that_of_an_operator(place: Path) -> None:
+    said = shell(place, ["jetraft up --detach"], [])  # they are running: it says where
+    line = next(line for line in said.splitlines() if line.startswith("operate with:"))
+    shown = shell(place, [line.partition(":")[2]], [])
+    assert "local-3" in shown
+    assert "feature level" in shown

@@ -160,8 +160,9 @@ class BlockingClient:
 
     def take_socket(self) -> socket.socket:
         """The connection after the login, for a load that uses it in its own way."""
-        if type(self._socket) is not socket.socket:
-            raise CommandFailed("measurements need a plain nats:// connection, without TLS")
+        if not isinstance(self._socket, socket.socket):
+            self.close()
+            raise CommandFailed("measurements need a nats:// or tls:// connection")
         return self._socket
 
     # -- the connection
