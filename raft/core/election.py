@@ -30,6 +30,7 @@ from raft.core.vote_granting import LostLog, VoteGranting
 from raft.types import NO_NODE, HardState, Index, InvariantViolation, NodeId, Role, Term
 
 PATIENCE = 4  # election timeouts without a leader before a member campaigns that should not
+NOTICED_TICKS = 2  # after one member notices a broken link, the others know it by their own ticks
 FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
 
 
@@ -50,9 +51,8 @@ class ElectionTimer:
         self.elapsed = 0
         self.timeout = self._draw(self._election_ticks, 2 * self._election_ticks)
 
-    def shorten(self, *, at_least: int) -> None:
-        """Campaign after a part of the timeout, but not within the next `at_least` ticks."""
-        ticks = max(self._draw(1, self._election_ticks), at_least)
+    def shorten(self, ticks: int) -> None:
+        """Campaign after so many ticks, if not earlier."""
         self.timeout = min(self.timeout, self.elapsed + ticks)
 
 
@@ -169,14 +169,12 @@ class Election:
 
     def leader_lost(self, *, first: bool) -> None:
         """The leader's node seems to be gone (its connection broke): other candidates may have our
-        vote, unless we have promised otherwise. With `first` we campaign after a part of the
-        timeout. Pre-vote and the votes of the others still protect a leader that is up."""
+        vote, unless we have promised otherwise. With `first` we campaign as soon as they know it,
+        too. Pre-vote and the votes of the others still protect a leader that is up."""
         if self.leading is None and self.leader is not None:
             self._suspects_leader = True
             if first:
-                # The others count their promises from about the same time, by their own ticks.
-                left = self._promise_left
-                self.timer.shorten(at_least=left + 2 if left else 1)
+                self.timer.shorten(self._promise_left + NOTICED_TICKS)
 
     def _hears_leader(self, *, candidate: NodeId) -> bool:
         """Whether a leader was heard within the shortest election timeout. The `candidate`
@@ -381,7 +379,10 @@ class Election:
             return
         verdict = ballot.record(voter, granted=granted)
         if verdict is VoteResult.LOST:
+            hasty = self.role is Role.PRE_CANDIDATE and self._suspects_leader
             self.become_follower(self.term, None)
+            if hasty:  # once: the others may have been slow to notice the broken link
+                self.timer.shorten(2 * NOTICED_TICKS)
         elif verdict is VoteResult.WON:
             if self.role is Role.CANDIDATE:
                 self._become_leader()
@@ -405,6 +406,9 @@ class Election:
             leader=self.leader,
             hears_leader=self._hears_leader(candidate=message.sender),
         )
+        waits = self._suspects_leader and self.leader is not None
+        if waits and not self._granting.log_is_up_to_date(message):
+            self.timer.shorten(self._promise_left + 1)  # it cannot win, we can
         term = message.term if granted else self.term
         self._reply(message, MessageKind.PRE_VOTE_REPLY, term, reject=not granted)
 
