@@ -17,7 +17,7 @@ from broker.local import free_ports
 from tests.benchmarks.spark_vs_parquet import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 600.0
 MOVED = re.compile(r"scan of (\S+): \S+ at sequence (\d+): (.*); trying the next replica")
 NOT_BEGUN = ("refused", "said nothing")  # a task that found the replica dead when it began
 

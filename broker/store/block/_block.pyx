@@ -11,7 +11,8 @@ from isal.isal_zlib import crc32
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uintptr_t
-from libc.string cimport memcmp, memcpy
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy, memset
 
 from broker.store.block import block_format
 from broker.store.block.block_format import BlockDamaged
@@ -22,6 +23,10 @@ cdef extern from "string.h" nogil:
 if sys.byteorder != "little":
     raise ImportError("compiled blocks need a little-endian machine; set JETRAFT_PURE=1")
 assert sizeof(BlockHeader) == block_format.HEADER.size
+
+cdef enum:
+    RECENT_BITS = 11
+    RECENT = 1 << RECENT_BITS  # subjects that a summary finds without making an object
 
 cdef uint32_t MAGIC = block_format.MAGIC
 cdef uint16_t VERSION = block_format.VERSION
@@ -80,16 +85,40 @@ cdef class Rows:
         return found
 
     def subject_summary(self):
-        cdef dict summary = {}
-        cdef list entry
-        for subject, start, stop in self.subject_runs():
-            entry = summary.get(subject)
-            if entry is None:
-                summary[subject] = [stop - start, start, stop - 1]
-            else:
-                entry[0] += stop - start
-                entry[2] = stop - 1
-        return summary
+        """Most runs find their subject among the recent ones, without making an object. One that
+        does not, because another subject has its place, asks the dict, whose hash is keyed."""
+        cdef dict numbers = {}
+        cdef int32_t recent[RECENT]  # number of a subject + 1, 0: none
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t i, place, number, distinct
+        cdef int32_t* firsts = <int32_t*>malloc(3 * sizeof(int32_t) * max(self.rows, 1))
+        if firsts == NULL:
+            raise MemoryError
+        cdef int32_t* lasts = firsts + self.rows
+        cdef int32_t* counts = lasts + self.rows
+        memset(recent, 0, sizeof(recent))
+        try:
+            for i in range(1, self.rows + 1):
+                if i < self.rows and same_subject(self, start, i):
+                    continue
+                place = recent_place(self, start)
+                number = recent[place] - 1
+                if number < 0 or not same_subject(self, firsts[number], start):
+                    distinct = len(numbers)
+                    number = numbers.setdefault(self.field(SUBJECTS, start), distinct)
+                    recent[place] = <int32_t>number + 1
+                    if number == distinct:
+                        firsts[number] = <int32_t>start
+                        counts[number] = 0
+                counts[number] += <int32_t>(i - start)
+                lasts[number] = <int32_t>i - 1
+                start = i
+            return {
+                subject: [counts[number], firsts[number], lasts[number]]
+                for subject, number in numbers.items()
+            }
+        finally:
+            free(firsts)
 
     def any_nats_header(self):
         cdef const char* text = self.blobs[HEADERS]
@@ -144,6 +173,16 @@ cdef class Rows:
 cdef inline Py_ssize_t row_bytes(Rows rows, Py_ssize_t i) noexcept:
     cdef Py_ssize_t headers = rows.ends[HEADERS][i + 1] - rows.ends[HEADERS][i]
     return headers + rows.ends[DATA][i + 1] - rows.ends[DATA][i]
+
+
+cdef inline Py_ssize_t recent_place(Rows rows, Py_ssize_t i) noexcept:
+    """By the end of the subject, where subjects differ."""
+    cdef int32_t* ends = rows.ends[SUBJECTS]
+    cdef Py_ssize_t size = ends[i + 1] - ends[i]
+    cdef Py_ssize_t tail = min(size, 8)
+    cdef uint64_t word = 0
+    memcpy(&word, rows.blobs[SUBJECTS] + ends[i + 1] - tail, tail)
+    return <Py_ssize_t>(((word ^ <uint64_t>size) * 0x9E3779B97F4A7C15ULL) >> (64 - RECENT_BITS))
 
 
 cdef inline bint same_subject(Rows rows, Py_ssize_t a, Py_ssize_t b) noexcept:

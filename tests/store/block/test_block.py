@@ -106,6 +106,23 @@ def test_subject_runs_and_summary(unassigned: Any) -> None:
     assert unassigned.subject_summary() == {b"orders.eu": [3, 0, 3], b"orders.us": [1, 2, 2]}
 
 
+def test_a_summary_counts_more_subjects_than_are_remembered(codec: Any) -> None:
+    """Subjects with the same end, with few bytes, and many that come again and again."""
+    names = [b"%d.same.end" % (k % 5) for k in range(20)] + [b"a", b"b", b"a"]
+    names += [b"s.%d" % (k * k % 5003) for k in range(9000)]
+    builder = codec.BlockBuilder()
+    for name in names:
+        builder.append(name, b"", b"", time_ns=1)
+    expected: dict[bytes, list[int]] = {}
+    for row, name in enumerate(names):
+        entry = expected.setdefault(name, [0, row, row])
+        entry[0] += 1
+        entry[2] = row
+    found = codec.Block(builder.build()).subject_summary()
+    assert found == expected
+    assert list(found) == list(expected)
+
+
 def test_append_block_stamps_time_and_sequence(codec: Any, unassigned: Any) -> None:
     tail = codec.BlockBuilder(first_seq=10)
     tail.append_block(unassigned, time_ns=99, first_seq=10)
