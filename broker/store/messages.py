@@ -409,6 +409,8 @@ class MessageStore:
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
     ) -> search.MatchedRows:
         """Matching rows from `start` on, by block, with bounded work: continue at `next_seq`."""
+        if limit_rows == 1 and not filters and (located := self.rows(start)) is not None:
+            return search.MatchedRows([(located[0], [located[1]])], start + 1, 1)
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return search.MatchedRows([], self.last_seq + 1, 0)

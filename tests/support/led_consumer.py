@@ -60,7 +60,7 @@ class LedConsumer:
     def propose_all(self, proposed: list[Any], _: list[bytes]) -> None:
         self.proposed += proposed
 
-    def deliver(self, effect: Deliver, _: str) -> None:
+    def deliver(self, effect: Deliver, _: str, *, alone: bool) -> None:
         self.sent += [effect.rows.seq(index) for index in effect.indices]
 
     def status(self, *_: bytes) -> None:

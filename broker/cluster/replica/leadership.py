@@ -413,12 +413,13 @@ class Leadership:
                 break
         return pumped
 
-    def _carry_out(self, engine: Delivery, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, engine: Delivery, effects: Sequence[Effect]) -> None:
         facts: list[Advisory] = []
+        alone = len(effects) == 1
         for effect in effects:
             match effect:
                 case Deliver():
-                    self._sender.deliver(effect, engine.consumer.name)
+                    self._sender.deliver(effect, engine.consumer.name, alone=alone)
                 case StatusMessage():
                     self._sender.status(effect.to, effect.reply, effect.header)
                 case Confirm():

@@ -8,7 +8,7 @@ routed by the subject it is delivered to."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER
 from broker.cluster.peers.peer_sink import DeliverFrame, PeerSink, encode_frame
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from broker.server.client.client_sink import ClientSink
     from broker.server.routing.router import Router
 
+AT_ONCE_BYTES: Final = 8 << 10  # so little goes to the socket at once
+
 SendFrame = Callable[[NodeId, int, bytes], bool]
 Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
@@ -41,7 +43,8 @@ class MessageSender:
         self._account = account
         self._ack_prefix = b"$JS.ACK.%b." % stream.encode()
 
-    def deliver(self, effect: Deliver, consumer: str) -> None:
+    def deliver(self, effect: Deliver, consumer: str, *, alone: bool = False) -> None:
+        """`alone`: nothing else is sent with it, so that waiting for more would only cost time."""
         prefix = self._ack_prefix + consumer.encode()
         target = self._router.bulk(self._account, effect.to)
         if target is not None and not effect.headers_only and not effect.pin_id:
@@ -50,7 +53,9 @@ class MessageSender:
                 effect.rows, effect.indices, target.sid, prefix, effect.delivered,
                 effect.consumer_seq, effect.pending, sink.headers_ok,
             )  # fmt: skip
-            sink.deliver_encoded(
+            at_once = alone and len(data) <= AT_ONCE_BYTES and not target.max_msgs
+            deliver = sink.deliver_answers if at_once else sink.deliver_encoded
+            deliver(
                 target, data, messages=len(effect.indices), payload_bytes=_payload_bytes(effect)
             )
             return
@@ -93,8 +98,7 @@ class MessageSender:
 
 
 def _payload_bytes(effect: Deliver) -> int:
-    rows = effect.rows
-    return sum(len(rows.headers(i)) + len(rows.data(i)) for i in effect.indices)
+    return sum(map(effect.rows.row_size, effect.indices))
 
 
 def _messages(effect: Deliver, prefix: bytes) -> list[Message]:

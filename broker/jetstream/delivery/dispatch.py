@@ -22,7 +22,7 @@ class PumpLimits:
     messages: int = 1000
     size: int = 1 << 20
     # With at least this many messages to deliver, requests take turns in runs, not one by one.
-    runs_from: int = 256
+    runs_from: int = 64
     rate_burst_bytes: int = 1 << 20
 
 
@@ -46,9 +46,9 @@ class Dispatch:
     def run(self, receivers: Receivers, now: int) -> int:
         """Deliver as much as the limits allow. Returns the number of messages sent."""
         self.more_work = False
-        budget = self._limits.messages
-        sent = self._redeliver(receivers, now, budget)
-        if not self._cursor.redelivery.queued:
+        budget, redelivery = self._limits.messages, self._cursor.redelivery
+        sent = self._redeliver(receivers, now, budget) if redelivery.queued else 0
+        if not redelivery.queued:
             sent += self._deliver_new(receivers, now, budget - sent)
         return sent
 
@@ -86,13 +86,16 @@ class Dispatch:
         if limit <= 0:
             return 0
         groups = self._replay.take(self._cursor, limit, self._limits.size, now)
-        rows_taken = sum(len(indices) for _, indices in groups)
+        rows_taken = 0
+        for _, indices in groups:
+            rows_taken += len(indices)
         if self._cursor.searching:
             self.more_work = True
             return 0
         sent = self._hand_out(receivers, groups, rows_taken, now)
         self.more_work = (
             0 < sent == rows_taken
+            and receivers.turns > 0
             and self._cursor.room() > 0
             and not self._replay.ready_at
             and self._cursor.count(now) > 0
@@ -101,12 +104,12 @@ class Dispatch:
         return sent
 
     def _hand_out(self, receivers: Receivers, groups: RowGroups, total: int, now: int) -> int:
-        """Requests take turns, one message each. With many messages they take turns in runs, which
-        saves most of the work and is just as fair overall."""
+        """Requests take turns, one message each. With many messages each has four turns, of runs:
+        that saves most of the work, and all get as much."""
         turns = receivers.turns
         run = total
         if turns > 1:
-            run = max(total // (8 * turns), 1) if total >= self._limits.runs_from else 1
+            run = max(total // (4 * turns), 1) if total >= self._limits.runs_from else 1
         sent = 0
         for rows, indices in groups:
             taken = self._hand_out_rows(receivers, rows, indices, run, now)

@@ -101,7 +101,7 @@ class Delivery:
     def has_receiver(self) -> bool:
         """Whether anyone waits for new messages."""
         if self._pull is not None:
-            return len(self._pull.waiting) > 0 or bool(self._early)
+            return self._pull.waiting.size > 0 or bool(self._early)
         return self._push is not None and self._push.bound
 
     def pull(self, body: bytes, reply: bytes, now: int) -> None:
@@ -238,7 +238,11 @@ class Delivery:
             pause_end if pause_end > self._pumped_at else None,
             self._dispatch.ready_at or None,
         )
-        return min((at for at in candidates if at is not None), default=None)
+        earliest: int | None = None
+        for at in candidates:
+            if at is not None and (earliest is None or at < earliest):
+                earliest = at
+        return earliest
 
     def urgency(self, now: int) -> Urgency:
         """After a pump: whether there is something to replicate, and how soon."""
@@ -370,8 +374,10 @@ class Delivery:
     def _check_pause(self, now: int) -> None:
         """Advise when a pause has run out. Its start and an early end are commands, which are
         advised where they are applied."""
-        paused = bool(self.consumer.paused_until_ns(self._time.to_cluster(now)))
         until = self.consumer.config.pause_until or 0
+        if not until and not self._paused:
+            return
+        paused = bool(self.consumer.paused_until_ns(self._time.to_cluster(now)))
         if self._paused and not paused and until:
             self._effects.append(Advisory("resumed"))
         self._paused = paused

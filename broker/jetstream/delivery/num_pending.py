@@ -68,7 +68,9 @@ class NumPending:
         if next_seq > last_seq:
             self._set(0, last_seq)
         elif not self._filters and not store.num_deleted:
-            self._set(last_seq + 1 - max(next_seq, store.first_seq), last_seq)
+            first_seq = store.first_seq
+            self._count = last_seq + 1 - (next_seq if next_seq > first_seq else first_seq)
+            self._counted_to, self._uncertain, self._recount = last_seq, False, None
         elif self._must_recount(now, exact=exact):
             if self._recount is None:
                 steps = store.count_matching_steps(self._filters, next_seq, last_seq)

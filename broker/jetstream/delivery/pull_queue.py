@@ -217,29 +217,25 @@ class PullQueue:
     Priority 0 is served before 1 and so on. Bound: `capacity`; a request beyond it is refused.
     """
 
-    __slots__ = ("_levels", "_serial", "_size", "_timers", "capacity")
+    __slots__ = ("_levels", "_serial", "_timers", "capacity", "size")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
         # By priority, in its order. Most consumers use one, many none: a deque takes 760 bytes.
         self._levels: dict[int, deque[PullRequest]] = {}
-        self._size = 0
+        self.size = 0  # requests that are not closed
         # When to check a request again: its heartbeat or its expiry. A heartbeat postponed by a
         # delivery stays here under its old time, and is armed again when that time comes.
         self._timers: list[tuple[int, int, PullRequest]] = []
         self._serial = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[PullRequest]:
         return (
             request for level in self._levels.values() for request in level if not request.closed
         )
-
-    @property
-    def full(self) -> bool:
-        return self._size >= self.capacity
 
     def add(self, request: PullRequest) -> None:
         level = self._levels.get(request.priority)
@@ -249,12 +245,17 @@ class PullQueue:
         if len(level) > 2 * self.capacity:  # expired ones are removed only when their turn comes
             self._levels[request.priority] = level = deque(r for r in level if not r.closed)
         level.append(request)
-        self._size += 1
+        self.size += 1
         self._arm(request)
 
     def wanted(self) -> int:
         """How many messages all requests together still want."""
-        return sum(max(request.batch, 1) for request in self)
+        wanted = 0
+        for level in self._levels.values():
+            for request in level:
+                if not request.closed:
+                    wanted += request.batch if request.batch > 1 else 1
+        return wanted
 
     def head(
         self, has_interest: Interest, eligible: Callable[[PullRequest], bool]
@@ -293,7 +294,7 @@ class PullQueue:
     def close(self, request: PullRequest) -> None:
         if not request.closed:
             request.closed = True
-            self._size -= 1
+            self.size -= 1
 
     def due(self, now: int, heartbeat: Callable[[], bytes]) -> list[StatusMessage]:
         """The timeouts and heartbeats to send now."""
@@ -344,7 +345,7 @@ class PullQueue:
         for level in self._levels.values():
             level.clear()
         self._timers.clear()
-        self._size = 0
+        self.size = 0
         return found
 
     def next_deadline(self) -> int | None:

@@ -114,23 +114,24 @@ class PullReceivers:
         if request.no_wait and not self._can_serve_now(request, now):
             return
         waiting = self.waiting
-        if waiting.full:
+        if waiting.size >= waiting.capacity:
             self.sweep(now)
-        if not waiting.full:
+        if waiting.size < waiting.capacity:
             waiting.add(request)
         elif not request.heartbeat_ns:  # a client with heartbeats notices that they are missing
             self._refuse(request, EXCEEDED_MAX_WAITING)
 
     def end_no_wait(self, now: int) -> None:
         """End no_wait requests when there is nothing left to deliver."""
-        if not any(request.no_wait for request in self.waiting):
+        waiting = self.waiting
+        if not waiting.size or not any(request.no_wait for request in waiting):
             return
         if self._cursor.counted(now, exact=True) and not self._available(now):
             self._effects += self.waiting.at_end_of_stream()
 
     @property
     def turns(self) -> int:
-        return len(self.waiting)
+        return self.waiting.size
 
     @property
     def conditional(self) -> bool:

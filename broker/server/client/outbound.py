@@ -131,8 +131,8 @@ class Outbound:
             self.unsent.pause(publisher, below=self.max_pending // 2)
 
     def send(self, data: bytes) -> None:
-        """As `queue`, but hand it to the transport at once, which writes when this turn's callbacks
-        are done: for an answer that makes a client go on."""
+        """As `queue`, but hand it to the transport at once, which writes to the socket (uvloop):
+        for an answer that makes a client go on."""
         socket = self._socket
         transport = socket.transport
         if (
