@@ -10,7 +10,7 @@ from the front costs the dropped rows, or one step per whole block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,7 +22,8 @@ from broker.store.index import SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter, counted, matching_parts
 from broker.store.last_matches import LastMatches
 from broker.store.memory_db import MemoryDb
-from broker.store.removal import Removal
+from broker.store.oldest_rows import OldestRows
+from broker.store.removal import PurgePart, Removal
 from broker.store.segments import WHOLE_BYTES, BlockCache, Segment, Segments
 from broker.store.state_keys import BlockFiles
 from broker.subjects import Steps, finish, has_wildcard
@@ -34,16 +35,6 @@ NAMES_PER_TAKE_MAX = 8192  # subjects that are compared: a few milliseconds
 FEW_SUBJECTS = 64  # a purge of at most so many subjects is not split into parts
 PURGE_SPAN = 8192  # sequences that one part of a purge covers
 _EVERYTHING = SubjectFilter(())
-
-
-@dataclass(frozen=True, slots=True)
-class PurgePart:
-    """The result of one part of a purge, and the arguments of the next one."""
-
-    count: int
-    next_seq: int  # 0: this was the last part
-    bound: int  # messages from here on are kept
-    left: int  # matching messages that remain, at most
 
 
 @dataclass(slots=True)
@@ -290,10 +281,18 @@ class MessageStore:
         self._removal.oldest_of(subject, entry, excess)
         return excess
 
-    def drop_oldest_of_many(self, excess: Mapping[bytes, int]) -> None:
-        """Remove so many of the oldest messages of each subject. As `drop_oldest_of` for one after
-        the other in their order, but one pass over the blocks."""
+    def drop_oldest_of_many(self, excess: dict[bytes, int]) -> None:
+        """As `drop_oldest_of` for so many of each, in their order, but one pass over the blocks.
+        The dict is used up."""
         self._removal.oldest_of_many(excess)
+
+    def find_oldest_of_many(self, excess: dict[bytes, int]) -> Steps[OldestRows]:
+        """The search of it, in steps. Nothing may be stored or removed until `drop_found`."""
+        return self._removal.plan(excess)
+
+    def drop_found(self, found: OldestRows) -> bool:
+        """Remove what was found; False if it does not hold any more."""
+        return self._removal.planned(found)
 
     def remember_trails(self, count_max: int) -> None:
         """Prepare for `drop_oldest_of` with this limit: keep trails of subjects. 0: keep none."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyroaring import BitMap64
@@ -19,13 +20,32 @@ from broker.store.block.codec import Block, Rows
 from broker.store.block.columns import Sizing, blanked
 from broker.store.index import SubjectEntry, SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter
-from broker.store.search import live_stretches, ranges, row_at, subjects_of, without_deleted
-from broker.store.segments import Run, Segment, Segments, View
+from broker.store.oldest_rows import (
+    FEW_STRETCHES,
+    SUBJECTS_PER_STEP,
+    OldestRows,
+    Stretch,
+    find_oldest,
+    first_rows,
+    note_range,
+    stored_of,
+)
+from broker.store.search import live_stretches, ranges, row_at, without_deleted
+from broker.store.segments import Segment, Segments, View
+from broker.subjects import Steps, finish
 
-_MANY_ROWS = 64  # so many of one subject are removed together
 _EVERYTHING = SubjectFilter(())
+_FEW_KEPT = 8  # less than this part of the messages is left
 
-Stretch = tuple[int, int]  # a range of rows: first, last + 1
+
+@dataclass(frozen=True, slots=True)
+class PurgePart:
+    """The result of one part of a purge, and the arguments of the next one."""
+
+    count: int
+    next_seq: int  # 0: this was the last part
+    bound: int  # messages from here on are kept
+    left: int  # matching messages that remain, at most
 
 
 class ShrinkingStore(Protocol):
@@ -89,6 +109,8 @@ class Removal:
 
     def many(self, seqs: Iterable[int]) -> int:
         """Remove those of the ascending sequences that are stored; adjacent ones in one step."""
+        if isinstance(seqs, range) and seqs.step == 1:
+            return self.matching(_EVERYTHING, seqs.stop, start=seqs.start)
         store, segments = self.store, self.store.segments
         messages, floor = store.messages, segments.floor
         segment: Segment | None = None
@@ -133,13 +155,18 @@ class Removal:
             segments.clear()
             store.messages = store.bytes = 0
         else:
-            whole = 0
-            for segment in segments.all:
-                if segment.last_seq >= bound:
-                    break
-                self._forget_segment(segment)
-                whole += 1
+            whole = max(segments.at(bound), 0)  # the segments before that one are below the bound
+            whole += segments.all[whole].last_seq < bound
+            kept = sum([segment.live for segment in segments.all[whole:]])
+            few = not store.trail_max and _FEW_KEPT * kept < store.messages
+            for segment in segments.all[:whole]:
+                if not few:
+                    self._forget_segment(segment)
+                store.messages -= segment.live
+                store.bytes -= segment.live_size
             segments.discard_front(whole)
+            if few:
+                self._index_again()
             if segments.all and segments.all[0].first_seq < bound:
                 segment = segments.all[0]
                 stretches = list(
@@ -168,6 +195,8 @@ class Removal:
 
     def oldest_of(self, subject: bytes, entry: SubjectEntry, count: int) -> None:
         """Remove the `count` oldest messages of the subject."""
+        if entry.count == 1 and self.store.has(entry.last):
+            entry.first = entry.last
         trail = self.store.index.trail_of(entry)
         if trail is not None:
             rest = len(trail) > 2 * count
@@ -192,93 +221,45 @@ class Removal:
     ) -> SubjectEntry | None:
         """Remove the oldest, block by block. Returns the entry of what is left."""
         left: SubjectEntry | None = entry
-        start = entry.first
+        newest = 0
         while left is not None and count > 0:
-            if count > _MANY_ROWS:
-                segment, rows = self._rows_from(subject, left, start)
-                taken = rows[:count]
-                newest = self.store.segments.view(segment).rows.seq(taken[-1])
-                start = segment.last_seq + 1
-                count -= self._take_rows_of(segment, subject, taken)
-            else:
-                segment, stretches = self._oldest_stretches(subject, left, count)
-                newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
-                count -= self._take_rows(segment, stretches, of=subject)
+            segment, stretches = self._oldest_stretches(subject, left, count, start=newest + 1)
+            newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
+            count -= self._take_rows(segment, stretches)
             left = self.store.index.get(subject)
             if left is not None:
                 left.first = newest  # removed, but a better lower bound than before
         return left
 
-    def _rows_from(
-        self, subject: bytes, entry: SubjectEntry, start: int
-    ) -> tuple[Segment, list[int]]:
-        """All stored rows of the subject in the first segment that has some."""
-        segments = self.store.segments
-        low = max(start, segments.floor)
-        for segment in self._may_hold(subject, entry):
-            if segment.last_seq < low:
-                continue
-            view, deleted, first = segments.view(segment), segment.deleted, segment.first_seq
-            begun = row_at(segment, view.rows, low)
-            stretches = view.stretches_of(subject)
-            found = [row for low, high in stretches for row in range(max(low, begun), high)]
-            if deleted is not None and segment.contiguous:
-                found = [seq - first for seq in BitMap64([first + row for row in found]) - deleted]
-            elif deleted is not None:
-                found = [row for row in found if view.rows.seq(row) not in deleted]
-            if found:
-                return segment, found
-        raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
+    def oldest_of_many(self, excess: dict[bytes, int]) -> None:
+        """Remove so many of the oldest messages of each subject, in one pass over the blocks."""
+        self.planned(finish(self.plan(excess)))
 
-    def oldest_of_many(self, excess: Mapping[bytes, int]) -> None:
-        """Remove so many of the oldest messages of each subject, in one pass over the blocks. The
-        journal is that of one `oldest_of` after the other, in the order of the subjects."""
-        segments, index = self.store.segments, self.store.index
-        left = {name: count for name, count in excess.items() if count > 0}
+    def plan(self, excess: dict[bytes, int]) -> Steps[OldestRows]:
+        """The search of `oldest_of_many`, in steps, which use up the dict."""
+        store = self.store
+        for at, subject in enumerate(excess, 1):
+            entry = store.index.get(subject)
+            alone = entry is not None and entry.count == excess[subject] + 1
+            if alone and entry is not None and not store.has(entry.last):
+                entry.last = self.search_down(subject, entry)
+            if at % SUBJECTS_PER_STEP == 0:
+                yield
+        return (yield from find_oldest(store.segments, excess, tracking=self.tracking))
+
+    def planned(self, plan: OldestRows) -> bool:
+        """Remove what was found; False if it does not hold any more."""
+        if not plan.holds(self.store.segments):
+            return False
         tracking, self.tracking = self.tracking, False
-        taken: dict[bytes, list[Stretch]] = {}  # sequences
-        for segment in list(segments.all) if left else ():
-            view = segments.view(segment)
-            found = self._oldest_in(segment, view, left)
-            if tracking:
-                for subject, begin, end in found:
-                    taken.setdefault(subject, []).extend(ranges(view.rows, begin, end))
-            self._take_rows(segment, [(begin, end) for _, begin, end in found])
-            if not left:
-                break
+        for part in plan.parts:
+            self._take_rows(part.segment, part.stretches, last_is_known=True)
         self.tracking = tracking
-        for subject in sorted(taken):
-            for first, last in taken[subject]:
-                self._note(first, last)
-        for subject in excess:
-            entry = index.get(subject)
-            if entry is not None and entry.count == 1 and self.store.has(entry.last):
-                entry.first = entry.last
+        if tracking and plan.journal:
+            self._note(*plan.journal[0])
+            self.journal += plan.journal[1:]
         self._settle_floor()
-
-    def _oldest_in(self, segment: Segment, view: View, left: dict[bytes, int]) -> list[Run]:
-        """Stored rows of these subjects, at most so many of each; `left` is what is still missing
-        afterwards."""
-        first_row = row_at(segment, view.rows, self.store.segments.floor)
-        found: list[Run] = []
-        for subject, start, end in view.runs:
-            count = left.get(subject)
-            if count is None or end <= first_row:
-                continue
-            begin = max(start, first_row)
-            whole = segment.deleted is None
-            live = ((begin, end),) if whole else without_deleted(segment, view.rows, begin, end)
-            for low, high in live:
-                stop = high if high - low <= count else low + count
-                found.append((subject, low, stop))
-                count -= stop - low
-                if not count:
-                    break
-            if count:
-                left[subject] = count
-            else:
-                del left[subject]
-        return found
+        return True
 
     def _oldest_by_trail(self, subject: bytes, trail: array[int], count: int) -> None:
         """Remove by the sequences and sizes in the trail; no block is read."""
@@ -323,6 +304,8 @@ class Removal:
 
     def search_up(self, subject: bytes, entry: SubjectEntry) -> int:
         """Its first stored sequence; `entry.first` is a lower bound."""
+        if entry.count == 1 and self.store.has(entry.last):
+            return entry.last
         segment, stretches = self._oldest_stretches(subject, entry, 1)
         return self.store.segments.view(segment).rows.seq(stretches[0][0])
 
@@ -342,26 +325,22 @@ class Removal:
         raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
 
     def _oldest_stretches(
-        self, subject: bytes, entry: SubjectEntry, limit: int
+        self, subject: bytes, entry: SubjectEntry, limit: int, *, start: int = 0
     ) -> tuple[Segment, list[Stretch]]:
         """Rows of the subject in the first segment that has some, at most `limit` of them."""
         segments = self.store.segments
-        low = max(entry.first, segments.floor)
+        low = max(entry.first, segments.floor, start)
         for segment in self._may_hold(subject, entry):
-            view = segments.view(segment)
-            first_row = row_at(segment, view.rows, low)
-            stretches = view.stretches_of(subject)
+            if segment.last_seq < low:
+                continue
+            rows = segments.view(segment).rows
+            stretches = segments.view(segment).stretches_of(subject)
+            first_row = row_at(segment, rows, low)
             position = max(bisect_right(stretches, (first_row, segment.rows)) - 1, 0)
-            found: list[Stretch] = []
-            for begin, end in stretches[position:]:
-                live = self._live(segment, view, max(begin, first_row), end)
-                for start, stop in live:
-                    found.append((start, min(stop, start + limit)))
-                    limit -= found[-1][1] - start
-                    if not limit:
-                        break
-                if not limit:
-                    break
+            later = stretches[position:]
+            if later and later[0][0] < first_row:
+                later[0] = (first_row, max(first_row, later[0][1]))
+            found = first_rows(stored_of(segment, rows, later), limit)
             if found:
                 return segment, found
         raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
@@ -391,42 +370,31 @@ class Removal:
         stretches: list[Stretch],
         *,
         mark: bool = True,
-        of: bytes | None = None,
+        last_is_known: bool = False,
     ) -> int:
-        """Remove stored rows, all of one subject if it is told. With `mark` False the caller raises
-        the floor instead of marking."""
+        """Remove stored rows. With `mark` False the caller raises the floor instead of marking.
+        `last_is_known`: the `last` of every subject that keeps one message is that message."""
         if not stretches:
             return 0
-        store = self.store
-        view = store.segments.view(segment)
-        rows = view.rows
-        count = size = 0
-        for begin, end in stretches:
-            count += end - begin
-            size += store.sizing.of_stretch(rows, view.columns, begin, end)
-            for subject, gone in subjects_of(view, begin, end) if of is None else ():
-                store.index.removed(subject, gone)
-                # A trail that lost a message in the middle no longer adds up; trail_of notices.
-            if mark:
-                self._mark(segment, view, begin, end)
-        if of is not None:
-            store.index.removed(of, count)
+        rows = self.store.segments.view(segment).rows
+        size = self._uncount(rows, stretches, last_is_known=last_is_known)
+        count = sum([end - begin for begin, end in stretches])
+        if mark:
+            self._mark(segment, rows, stretches)
         self._count_out(segment, count=count, size=size)
         return count
 
-    def _take_rows_of(self, segment: Segment, subject: bytes, rows: list[int]) -> int:
-        """Remove many stored rows of one subject, which need not be neighbours."""
-        store = self.store
-        view = store.segments.view(segment)
-        size = store.sizing.of_rows(view.rows, view.columns, rows)
-        seqs = list(map(view.rows.seq, rows))
-        gone = BitMap64(seqs)
-        segment.deleted = gone if segment.deleted is None else segment.deleted | gone
-        for seq in seqs if self.tracking else ():
-            self._note(seq, seq)
-        store.index.removed(subject, len(rows))
-        self._count_out(segment, count=len(rows), size=size)
-        return len(rows)
+    def _uncount(self, rows: Rows, stretches: list[Stretch], *, last_is_known: bool = False) -> int:
+        """Take the rows out of the index. Returns their size. A trail that lost a message in the
+        middle no longer adds up; `trail_of` notices."""
+        sizing = self.store.sizing
+        return self.store.index.remove_rows(
+            rows,
+            stretches,
+            per_message=sizing.per_message,
+            per_header=sizing.per_header,
+            last_is_known=last_is_known,
+        )
 
     def _count_out(self, segment: Segment, *, count: int, size: int) -> None:
         store = self.store
@@ -438,9 +406,21 @@ class Removal:
         if not segment.live:
             store.segments.discard(store.segments.at(segment.first_seq))
 
-    def _mark(self, segment: Segment, view: View, begin: int, end: int) -> None:
-        for first, last in ranges(view.rows, begin, end):
-            self._mark_range(segment, first, last)
+    def _mark(self, segment: Segment, rows: Rows, stretches: list[Stretch]) -> None:
+        if len(stretches) > FEW_STRETCHES:
+            self._mark_many(segment, rows, stretches)
+            return
+        for begin, end in stretches:
+            for first, last in ranges(rows, begin, end):
+                self._mark_range(segment, first, last)
+
+    def _mark_many(self, segment: Segment, rows: Rows, stretches: list[Stretch]) -> None:
+        """The same without a step of the bitmap for each of them."""
+        gone = BitMap64(rows.seqs_of(stretches))
+        segment.deleted = gone if segment.deleted is None else segment.deleted | gone
+        for begin, end in stretches if self.tracking else ():
+            for first, last in ranges(rows, begin, end):
+                self._note(first, last)
 
     def _mark_range(self, segment: Segment, first: int, last: int) -> None:
         if first == self.store.segments.floor:
@@ -451,28 +431,34 @@ class Removal:
             self._note(first, last)
 
     def _note(self, first: int, last: int) -> None:
-        """Consecutive removals become one range. Consumers on every replica act on the journal, so
-        it must not depend on how blocks are cut."""
-        journal = self.journal
-        if journal and journal[-1][1] == first - 1:
-            journal[-1] = (journal[-1][0], last)
-        else:
-            journal.append((first, last))
+        note_range(self.journal, first, last)
 
     def _forget_segment(self, segment: Segment) -> None:
-        """Uncount a whole segment at the front; its block is read only if rows were removed."""
+        """Take a whole segment at the front out of the index; its block is read from disk only if
+        rows were removed."""
         store, segments = self.store, self.store.segments
-        if segment.live == segment.rows:
+        if segment.live == segment.rows and not segments.in_memory(segment):
             for subject, facts in segments.subjects(segment).items():
                 store.index.removed(subject, facts[0])
         else:
-            view = segments.view(segment)
+            end = segment.last_seq + 1
+            live = live_stretches(segments, segment, _EVERYTHING, start=0, stop=end)
+            self._uncount(segments.view(segment).rows, list(live))
+
+    def _index_again(self) -> None:
+        """Where little is left, that is quicker than to take out the rest."""
+        index, segments = self.store.index, self.store.segments
+        index.clear()
+        for segment in segments.all:
+            rows = segments.view(segment).rows
+            if segment.deleted is None and segments.floor <= segment.first_seq:
+                index.add_rows(rows)
+                continue
             end = segment.last_seq + 1
             for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
-                for subject, count in subjects_of(view, begin, stop):
-                    store.index.removed(subject, count)
-        store.messages -= segment.live
-        store.bytes -= segment.live_size
+                for row in range(begin, stop):
+                    seq = rows.seq(row)
+                    index.added(rows.subject(row), count=1, first=seq, last=seq)
 
     def _settle_floor(self) -> None:
         """Raise the first sequence to that of a stored message."""

@@ -17,13 +17,12 @@ from itertools import chain, islice
 from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import Columns, Sizing
 from broker.store.index.subject_filter import SubjectFilter
-from broker.store.segments import Segment, Segments, View
+from broker.store.segments import Segment, Segments
 from broker.subjects import Steps
 
 NAMES_PER_STEP = 512  # subjects that one step compares with a filter
 MISSING_PER_STEP = 4096  # missing sequences that one step lists
 SEGMENT_WORK = 64  # of a look at a segment, in missing sequences
-FEW_ROWS = 4  # so few rows are read one by one; for more, runs of equal subjects are used
 ABSENT_PER_STEP = 32  # names that one step looks for in segments without them: microseconds each
 _EVERYTHING = SubjectFilter(())
 
@@ -92,20 +91,6 @@ def ranges(rows: Rows, begin: int, end: int) -> list[tuple[int, int]]:
     if last - first == end - 1 - begin:
         return [(first, last)]
     return [(seq, seq) for seq in map(rows.seq, range(begin, end))]
-
-
-def subjects_of(view: View, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """(subject, number of rows) in the stretch; a subject may appear several times."""
-    if end - begin <= FEW_ROWS:
-        for row in range(begin, end):
-            yield view.rows.subject(row), 1
-        return
-    runs = view.runs
-    position = bisect_right(runs, begin, key=lambda run: run[1]) - 1
-    while position < len(runs) and runs[position][1] < end:
-        subject, start, stop = runs[position]
-        yield subject, min(stop, end) - max(start, begin)
-        position += 1
 
 
 @dataclass(frozen=True, slots=True)

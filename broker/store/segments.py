@@ -130,7 +130,7 @@ class View:
         columns = self.columns
         if self._postings is None and columns is not None and self._searches < _SEARCHES_MAX:
             self._searches += 1
-            return columns.rows_of(subject)
+            return self.rows.rows_of(subject)
         if self._postings is None:
             self._postings = {}
             self._postings = self._post(len(self.runs))
@@ -342,6 +342,11 @@ class Segments:
             view = View(self.read_block(segment.first_seq))
             self.cache.put(self.files.group, segment.first_seq, view)
         return view
+
+    def in_memory(self, segment: Segment) -> bool:
+        """Whether its rows can be had without reading a file."""
+        cached = self.cache.get(self.files.group, segment.first_seq)
+        return segment.view is not None or cached is not None
 
     def read_block(self, first_seq: int) -> Block:
         """A block on disk. Raises BlockDamaged, after the owner of the data was told."""

@@ -6,7 +6,8 @@ import pytest
 
 from broker.store import messages, persistence
 from broker.store.memory_db import MemoryDb
-from broker.store.messages import MessageStore, PurgePart
+from broker.store.messages import MessageStore
+from broker.store.removal import PurgePart
 from broker.subjects import matches
 
 SUBJECTS = [b"s.%d.%s" % (i, b"odd" if i % 2 else b"even") for i in range(30)]

@@ -92,7 +92,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.purge import purge_scope
 from broker.server.routing.fair_queue import Turns, some_steps
 from broker.store.block.block_format import BlockDamaged
-from broker.store.messages import PurgePart
+from broker.store.removal import PurgePart
 from broker.subjects import finish
 from raft import NodeId, RaftError
 from raft.host.group import GroupStopped

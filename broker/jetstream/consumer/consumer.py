@@ -24,7 +24,7 @@ from broker.jetstream.commands.stream_commands import (
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer.ack_floor import AckFloor
-from broker.jetstream.consumer.start_position import Start, reset_start, sequences
+from broker.jetstream.consumer.start_position import Start, reset_start, sequences, take_out
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import SEQUENCE_MAX
@@ -219,10 +219,7 @@ class Consumer:
         self.state.remove(seqs, known)
         self._removed_up_to(max(seqs))
         if self.initial:
-            for seq in seqs:
-                at = bisect_left(self.initial, seq)
-                if at < len(self.initial) and self.initial[at] == seq:
-                    del self.initial[at]
+            take_out(self.initial, seqs)
         if self.watcher is not None:
             self.watcher.messages_removed(seqs)
 

@@ -7,9 +7,12 @@ Spec: JetStream deliver policies; consumer reset (error 10204)."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
+
+from pyroaring import BitMap64
 
 from broker.jetstream.config import ConsumerConfig, DeliverPolicy
 from broker.jetstream.consumer.stream_protocol import MessageSource
@@ -17,11 +20,24 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import Steps
 
 SORTED_TOGETHER = 8192  # sequences
+TAKEN_OUT_SINGLY = 256  # the same; more are taken out together
 
 
 def sequences(found: Iterable[int] = ()) -> array[int]:
     """Eight bytes each: a consumer may begin with one for every subject of its stream."""
     return array("Q", found)
+
+
+def take_out(known: array[int], gone: Sequence[int]) -> None:
+    """Remove those of `gone` that are among these ascending sequences. To take out one moves all
+    that follow it, so many are taken out in one pass."""
+    if len(gone) > TAKEN_OUT_SINGLY:
+        known[:] = (BitMap64(known) - BitMap64(sequences(gone))).to_array()
+        return
+    for seq in gone:
+        at = bisect_left(known, seq)
+        if at < len(known) and known[at] == seq:
+            del known[at]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer.ack_floor import AckFloor
+from broker.jetstream.consumer.start_position import take_out
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.delivery.effects import Deliver, headers_only_block
 from broker.jetstream.delivery.max_ack_pending import MaxAckPending
@@ -185,10 +186,7 @@ class Cursor:
         self.redelivery.forget(were_pending)
         self._num_pending.removed(max(seqs), self.next_seq)
         if self._initial:
-            for seq in seqs:
-                at = bisect_left(self._initial, seq)
-                if at < len(self._initial) and self._initial[at] == seq:
-                    del self._initial[at]
+            take_out(self._initial, seqs)
             self._leave_initial()
         return were_pending
 

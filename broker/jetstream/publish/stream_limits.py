@@ -13,6 +13,8 @@ from broker.jetstream.config import Discard, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.incoming_message import IncomingMessage
 from broker.store.messages import MessageStore
+from broker.store.oldest_rows import SUBJECTS_PER_STEP, OldestRows
+from broker.subjects import Steps, finish
 
 
 def enforce_limits(config: StreamConfig, store: MessageStore, subjects: Iterable[bytes]) -> None:
@@ -27,13 +29,26 @@ def enforce_limits(config: StreamConfig, store: MessageStore, subjects: Iterable
             store.drop_to_size(config.max_bytes)
 
 
-def enforce_all_limits(config: StreamConfig, store: MessageStore) -> None:
-    """As `enforce_limits` for all subjects, after a limit may have been lowered."""
-    limit = config.max_msgs_per_subject
-    if limit > 0:
-        over = {name: n - limit for name, n in store.index.counts() if n > limit}
-        store.drop_oldest_of_many(over)
+def enforce_all_limits(
+    config: StreamConfig, store: MessageStore, found: OldestRows | None = None
+) -> None:
+    """As `enforce_limits` for all subjects, after a limit may have been lowered. `found` is what
+    `find_excess` has found for this configuration."""
+    if found is None or not store.drop_found(found):
+        store.drop_found(finish(find_excess(config, store)))
     enforce_limits(config, store, ())
+
+
+def find_excess(config: StreamConfig, store: MessageStore) -> Steps[OldestRows]:
+    """What subjects have above their limit. Nothing may be stored or removed during the search."""
+    limit = config.max_msgs_per_subject
+    excess: dict[bytes, int] = {}
+    for at, (name, count) in enumerate(store.index.counts() if limit > 0 else ()):
+        if count > limit:
+            excess[name] = count - limit
+        if at % SUBJECTS_PER_STEP == SUBJECTS_PER_STEP - 1:
+            yield
+    return (yield from store.find_oldest_of_many(excess))
 
 
 def limit_refusal(

@@ -15,7 +15,8 @@ from broker.jetstream.commands.stream_commands import DeleteMessage, Purge
 from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.index import SubjectIndex
-from broker.store.messages import FEW_SUBJECTS, MessageStore, PurgePart
+from broker.store.messages import FEW_SUBJECTS, MessageStore
+from broker.store.removal import PurgePart
 from broker.subjects import Steps
 
 SUBJECTS_PER_STEP = 512

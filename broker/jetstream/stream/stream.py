@@ -45,7 +45,7 @@ from broker.jetstream.publish.message_writer import MessageWriter
 from broker.jetstream.publish.open_batches import AtomicBatches, OpenBatch
 from broker.jetstream.publish.republish import LeaderEffects
 from broker.jetstream.publish.sessions import Sessions
-from broker.jetstream.publish.stream_limits import enforce_all_limits
+from broker.jetstream.publish.stream_limits import enforce_all_limits, find_excess
 from broker.jetstream.publish.writers import Writers
 from broker.jetstream.schedules.fire import apply_fire, due_firings
 from broker.jetstream.schedules.schedules import Schedules
@@ -57,7 +57,9 @@ from broker.jetstream.stream.stream_record import RECORD_VERSION, StreamRecord, 
 from broker.store import persistence
 from broker.store.block.codec import Block
 from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
-from broker.store.messages import MessageStore, PurgePart
+from broker.store.messages import MessageStore
+from broker.store.oldest_rows import OldestRows
+from broker.store.removal import PurgePart
 from broker.store.segments import BlockCache
 from broker.store.state_keys import RECORD, BlockFiles, StateBatch, key
 from broker.subjects import Steps, finish
@@ -81,6 +83,7 @@ class Stream:
         self._publishes = PublishApplier(self._writer)
         self._sources = SourceIntake(self._writer)
         self._compactions_due = 0
+        self._excess: OldestRows | None = None  # prepared for the next entry
         store.remember_trails(config.max_msgs_per_subject)
         if config.first_seq > 1:
             store.skip_to(config.first_seq)
@@ -183,6 +186,8 @@ class Stream:
             return self._publishes.is_long(data)
         if kind == CommandKind.DELETE_CONSUMER:
             return self.config.retention is Retention.INTEREST
+        if kind == CommandKind.UPDATE_CONFIG:
+            return self.store.messages > 0
         return kind == CommandKind.CREATE_CONSUMER
 
     def prepare(self, data: bytes) -> Steps[None]:
@@ -195,6 +200,8 @@ class Stream:
             yield from self._consumers.prepare(command)
         elif isinstance(command, DeleteConsumer):
             yield from self._consumers.prepare_delete(command)
+        elif isinstance(command, UpdateConfig):
+            self._excess = yield from find_excess(command.config, self.store)
 
     def apply(self, index: int, data: bytes) -> object:
         """Apply the log entry at `index`. The result is for the proposer."""
@@ -285,11 +292,12 @@ class Stream:
 
     def _update_config(self, config: StreamConfig) -> None:
         before = self.config
+        excess, self._excess = self._excess, None
         self._set_config(config)
         if not config.allow_batched:
             self._publishes.fast_batches.clear()
         self.store.remember_trails(config.max_msgs_per_subject)
-        enforce_all_limits(config, self.store)
+        enforce_all_limits(config, self.store, excess)
         if before.retention is not config.retention:
             self._consumers.interest.drop_unneeded()
 

@@ -6,10 +6,13 @@ May not touch: files, clocks, what a message means.
 Spec: block_format.py, which also specifies the format."""
 
 import sys
+from array import array
+
 from isal.isal_zlib import crc32
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -119,6 +122,44 @@ cdef class Rows:
             }
         finally:
             free(firsts)
+
+    def rows_of(self, bytes subject not None):
+        cdef list found = []
+        cdef const char* text = subject
+        cdef Py_ssize_t size = len(subject)
+        cdef int32_t* ends = self.ends[SUBJECTS]
+        cdef char* blob = self.blobs[SUBJECTS]
+        cdef Py_ssize_t start = -1
+        cdef Py_ssize_t i
+        for i in range(self.rows):
+            if ends[i + 1] - ends[i] == size and memcmp(blob + ends[i], text, size) == 0:
+                if start < 0:
+                    start = i
+            elif start >= 0:
+                found.append((start, i))
+                start = -1
+        if start >= 0:
+            found.append((start, self.rows))
+        return found
+
+    def seqs_of(self, stretches):
+        cdef Py_ssize_t begin, end, i
+        cdef Py_ssize_t count = 0
+        cdef int64_t* seqs
+        for begin, end in stretches:
+            if begin < end:
+                self.check(begin)
+                self.check(end - 1)
+                count += end - begin
+        cdef bytearray found = bytearray(8 * count)
+        seqs = <int64_t*>PyByteArray_AS_STRING(found)
+        for begin, end in stretches:
+            for i in range(begin, end):
+                seqs[0] = self.seq_at(i)
+                seqs += 1
+        numbers = array("Q")
+        numbers.frombytes(found)
+        return numbers
 
     def any_nats_header(self):
         cdef const char* text = self.blobs[HEADERS]

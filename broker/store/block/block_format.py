@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, final
@@ -104,6 +106,17 @@ class Rows(ABC):
             entry[0] += stop - start
             entry[2] = stop - 1
         return summary
+
+    def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
+        """(first row, last row + 1) for each run of this subject."""
+        return [(start, stop) for found, start, stop in self.subject_runs() if found == subject]
+
+    def seqs_of(self, stretches: Iterable[tuple[int, int]]) -> array[int]:
+        """The sequences of the rows in these ranges (first row, last row + 1)."""
+        found = array("Q")
+        for begin, end in stretches:
+            found.extend(map(self.seq, range(begin, end)))
+        return found
 
     def any_nats_header(self) -> bool:
         """Whether some header block has a line that starts with "Nats-"."""

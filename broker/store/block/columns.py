@@ -6,7 +6,6 @@ Spec: the block format in block_format.py; NATS JetStream stream state, `bytes`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from struct import pack_into
 from typing import Final
@@ -55,14 +54,6 @@ class Sizing:
             size += self.per_header * (len(set(columns.header_ends[start : stop + 1])) - 1)
         return size
 
-    def of_rows(self, rows: Rows, columns: Columns | None, wanted: list[int]) -> int:
-        """These rows, all of one subject."""
-        if columns is None or columns.block.headers_len:
-            return sum(self.of_stretch(rows, columns, i, i + 1) for i in wanted)
-        ends = columns.data_ends
-        size = len(wanted) * (self.per_message + len(rows.subject(wanted[0])))
-        return size + sum([ends[i + 1] - ends[i] for i in wanted])
-
 
 FILE_SIZING: Final = Sizing(per_message=30, per_header=4)
 MEMORY_SIZING: Final = Sizing(per_message=16, per_header=0)
@@ -95,25 +86,6 @@ class Columns:
     def data_span(self, i: int) -> tuple[int, int]:
         at = self.subject_text_at + padded(self.block.subjects_len) + padded(self.block.headers_len)
         return at + self.data_ends[i], at + self.data_ends[i + 1]
-
-    def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
-        """Ranges of rows with exactly this subject, found by searching the subject text."""
-        ends, length = self.subject_ends, len(subject)
-        at = self.subject_text_at
-        text = bytes(memoryview(self.block.raw).cast("B")[at : at + self.block.subjects_len])
-        found: list[tuple[int, int]] = []
-        at = text.find(subject)
-        while at >= 0:
-            row = bisect_left(ends, at)
-            if ends[row] == at and ends[row + 1] == at + length:
-                if found and found[-1][1] == row:
-                    found[-1] = (found[-1][0], row + 1)
-                else:
-                    found.append((row, row + 1))
-                at = text.find(subject, at + length)
-            else:
-                at = text.find(subject, at + 1)
-        return found
 
 
 def unwritable_subject(block: Block) -> bytes | None:

@@ -141,7 +141,7 @@ cdef class SubjectIndex:
         found.entry().last = last
         return found
 
-    def add_rows(self, Block block not None, *, int64_t first_seq=0):
+    def add_rows(self, Rows block not None, *, int64_t first_seq=0):
         cdef Py_ssize_t row
         cdef Py_ssize_t start = 0
         cdef int64_t low, high
@@ -197,6 +197,29 @@ cdef class SubjectIndex:
         cdef Py_ssize_t size = PyBytes_GET_SIZE(subject)
         cdef uint32_t hash = hashed(text, size)
         self.live -= self.partition_of(hash).remove(text, size, hash, count)
+
+    def remove_rows(
+        self, Rows rows not None, stretches, *, int64_t per_message, int64_t per_header,
+        bint last_is_known=False,
+    ):
+        cdef Py_ssize_t begin, end, row, start
+        cdef int64_t size = 0
+        cdef int32_t* subjects = rows.ends[SUBJECTS]
+        cdef int32_t* headers = rows.ends[HEADERS]
+        cdef int32_t* data = rows.ends[DATA]
+        for begin, end in stretches:
+            if not 0 <= begin < end <= rows.rows:
+                raise IndexError(f"rows {begin} to {end} of {rows.rows}")
+            size += (end - begin) * per_message + subjects[end] - subjects[begin]
+            size += headers[end] - headers[begin] + data[end] - data[begin]
+            start = begin
+            for row in range(begin, end):
+                if headers[row + 1] != headers[row]:
+                    size += per_header
+                if row + 1 == end or not same_subject(rows, start, row + 1):
+                    self.remove(rows, start, row + 1 - start, last_is_known)
+                    start = row + 1
+        return size
 
     def clear(self):
         self.directory = [Partition(0)]
@@ -321,6 +344,20 @@ cdef class SubjectIndex:
                 partition = self.partition_of(hash)
         partition.append(text, size, hash, count, first, last)
         self.live += 1
+        return 0
+
+    cdef int remove(self, Rows rows, Py_ssize_t row, int64_t count, bint last_is_known) except -1:
+        """Remove messages of the subject that this row has."""
+        cdef const char* text = rows.blobs[SUBJECTS] + rows.ends[SUBJECTS][row]
+        cdef Py_ssize_t size = rows.ends[SUBJECTS][row + 1] - rows.ends[SUBJECTS][row]
+        cdef uint32_t hash = hashed(text, size)
+        cdef Entry* entry
+        cdef bint gone = self.partition_of(hash).remove(text, size, hash, count)
+        self.live -= gone
+        if last_is_known and not gone:
+            entry = self.find(text, size)
+            if entry.count == 1:
+                entry.first = entry.last
         return 0
 
     cdef int divide(self, Partition partition, uint32_t hash) except -1:

@@ -11,12 +11,14 @@ Appending a batch costs one step per distinct subject in it, however many subjec
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from broker.store.block.block_format import Block
+from broker.store.block.block_format import Block, Rows
 from broker.subjects import has_wildcard, matcher
+
+Stretch = tuple[int, int]  # a range of rows: first, last + 1
 
 
 @final
@@ -79,7 +81,7 @@ class SubjectIndex:
             entry.last = last
         return entry
 
-    def add_rows(self, block: Block, *, first_seq: int = 0) -> None:
+    def add_rows(self, block: Rows, *, first_seq: int = 0) -> None:
         """All rows of the block were appended, numbered from `first_seq`, or as in the block."""
         for subject, start, stop in block.subject_runs():
             low = first_seq + start if first_seq else block.seq(start)
@@ -127,6 +129,29 @@ class SubjectIndex:
         entry.count -= count
         if entry.count == 0:
             del self._entries[subject]
+
+    def remove_rows(
+        self,
+        rows: Rows,
+        stretches: Iterable[Stretch],
+        *,
+        per_message: int,
+        per_header: int,
+        last_is_known: bool = False,
+    ) -> int:
+        """The rows in these ranges were removed. Returns their size, as `trail_rows` has it. With
+        `last_is_known`, the message of a subject that has one left is `last`: so is `first`."""
+        size = 0
+        for begin, end in stretches:
+            for row in range(begin, end):
+                subject = rows.subject(row)
+                self.removed(subject, 1)
+                entry = self._entries.get(subject) if last_is_known else None
+                if entry is not None and entry.count == 1:
+                    entry.first = entry.last
+                size += per_message + len(subject) + rows.row_size(row)
+                size += per_header if rows.headers(row) else 0
+        return size
 
     def clear(self) -> None:
         self._entries.clear()

@@ -88,6 +88,8 @@ def read(rows: Any) -> Any:
         rows.last_seq,
         rows.subject_runs(),
         rows.subject_summary(),
+        [rows.rows_of(subject) for subject, _, _ in rows.subject_runs()[:5]],
+        rows.seqs_of([(i, rows.rows - i % 2) for i in range(rows.rows)]),
         rows.any_nats_header(),
         rows.max_row_size,
         rows.nbytes,

@@ -36,6 +36,7 @@ class Both:
     def __init__(self) -> None:
         self.twins: list[Any] = [index_py.SubjectIndex(), _index.SubjectIndex()]
         self.seq = 0
+        self.added: list[Any] | None = None  # the block that was added last, of both kinds
 
     def add(self, subject: bytes, count: int, *, trailed: bool) -> None:
         first, self.seq = self.seq + 1, self.seq + count
@@ -48,6 +49,7 @@ class Both:
     def add_rows(self, subjects: list[bytes], *, trailed: bool, numbered: bool) -> None:
         first, self.seq = self.seq + 1, self.seq + len(subjects)
         stamp = 0 if numbered else first
+        self.added = []
         for index, builders, blocks in zip(
             self.twins, (builder_py, _builder), (block_format, _block), strict=True
         ):
@@ -57,11 +59,13 @@ class Both:
                 seq = first + i if numbered else 0
                 builder.append(subject, header, b"x" * i, time_ns=1, seq=seq)
             block = blocks.Block(builder.build())
+            self.added.append(block)
             index.add_rows(block, first_seq=stamp)
             if trailed:
                 index.trail_rows(block, first_seq=stamp, per_message=30, per_header=4)
 
     def remove(self, subject: bytes, count: int) -> None:
+        self.added = None
         entry = self.twins[0].get(subject)
         if entry is None:
             return
@@ -72,6 +76,22 @@ class Both:
                 held.first += gone
                 held.trail_shrank(gone)
             index.removed(subject, gone)
+
+    def remove_rows(self, *, start: int, last_is_known: bool) -> None:
+        """Of the rows that were added last, if all of them are still stored, every second one."""
+        rows, self.added = self.added, None
+        if rows is None:
+            return
+        count = rows[0].rows
+        stretches = [(row, min(row + 2, count)) for row in range(start, count, 3)]
+        sizes = [
+            index.remove_rows(
+                block, stretches, per_message=30, per_header=4, last_is_known=last_is_known
+            )
+            for index, block in zip(self.twins, rows, strict=True)
+        ]
+        assert sizes[0] == sizes[1]
+        assert sizes[0] >= 31 * len(stretches)
 
     def check(self) -> None:
         plain, compiled = self.twins
@@ -105,6 +125,7 @@ step = st.one_of(
         st.just("rows"), st.lists(subject, min_size=1, max_size=8), st.booleans(), st.booleans()
     ),
     st.tuples(st.just("remove"), subject, st.integers(1, 4)),
+    st.tuples(st.just("remove rows"), st.integers(0, 2), st.booleans()),
     st.tuples(st.just("floor"), st.integers(0, 30)),
     st.tuples(st.just("forget")),
     st.tuples(st.just("clear")),
@@ -122,6 +143,8 @@ def test_both_implementations_agree(steps: list[tuple[Any, ...]]) -> None:
                 both.add_rows(words[0], trailed=words[1], numbered=words[2])
             case "remove":
                 both.remove(words[0], words[1])
+            case "remove rows":
+                both.remove_rows(start=words[0], last_is_known=words[1])
             case "floor":
                 for index in both.twins:
                     index.floor = words[0]
@@ -129,6 +152,7 @@ def test_both_implementations_agree(steps: list[tuple[Any, ...]]) -> None:
                 for index in both.twins:
                     index.forget_trails()
             case "clear":
+                both.added = None
                 for index in both.twins:
                     index.clear()
         both.check()
