@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 
 from broker.scan.arrow_blocks import MessageColumns
 from broker.scan.client import Planner
+from broker.scan.protocol import WRITE_SUBJECT
 from broker.scan.writer import WINDOW, BlockWriter
 from broker.spark.option_values import OptionError
 from broker.spark.options import (
@@ -135,6 +136,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+        check_stream(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
@@ -153,10 +155,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def check_stream(options: SinkOptions) -> None:
-    """Raises what the tasks would meet: no such stream, no such server, a wrong login."""
+    """Raises what the tasks would meet: no such stream, no such server, a wrong login, a missing
+    permission."""
     planner = Planner(options.cluster.servers, options.cluster.login)
     try:
         planner.plan(options.stream)
+        # A request without a block stores nothing; only a missing permission is raised here.
+        planner.request(WRITE_SUBJECT + options.stream)
     finally:
         planner.close()
 

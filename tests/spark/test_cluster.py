@@ -180,6 +180,12 @@ def test_rows_are_written_once_however_often_tasks_and_queries_run(
         wrong = made.select("data").write.format("jetraft").mode("append")
         with pytest.raises(Exception, match=says):
             wrong.option("servers", servers(nodes)).options(**options).save()
+    source = spark.readStream.format("jetraft").options(servers=servers(nodes)).load("TABLE")
+    wrong = source.select("data").writeStream.format("jetraft").options(subject="x", stream="NONE")
+    wrong = wrong.options(servers=servers(nodes), checkpointLocation=str(tmp_path / "none"))
+    with pytest.raises(Exception, match="stream NONE: stream not found") as failed:
+        finished(wrong.start)
+    assert "Failed to initialize Python data source writer" in str(failed.value)  # in the driver
 
 
 async def create_queue(urls: list[str]) -> None:
