@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from pyroaring import BitMap64
@@ -109,8 +110,8 @@ class Removal:
 
     def many(self, seqs: Iterable[int]) -> int:
         """Remove those of the ascending sequences that are stored; adjacent ones in one step."""
-        if isinstance(seqs, range) and seqs.step == 1:
-            return self.matching(_EVERYTHING, seqs.stop, start=seqs.start)
+        if isinstance(seqs, list | range) and _is_long_run(seqs):
+            return self.matching(_EVERYTHING, seqs[-1] + 1, start=seqs[0])
         store, segments = self.store, self.store.segments
         messages, floor = store.messages, segments.floor
         segment: Segment | None = None
@@ -184,9 +185,7 @@ class Removal:
         beforehand: with the many matches expected, the test takes as long as the search."""
         store, segments = self.store, self.store.segments
         messages = store.messages
-        for segment in list(segments.from_seq(start)):
-            if segment.first_seq >= bound:
-                break
+        for segment in list(takewhile(lambda one: one.first_seq < bound, segments.from_seq(start))):
             if not wanted.literals or segments.may_hold(segment, wanted):
                 found = live_stretches(segments, segment, wanted, start=start, stop=bound)
                 self._take_rows(segment, list(found))
@@ -477,3 +476,8 @@ class Removal:
             while segment.deleted is not None and floor in segment.deleted:
                 floor += 1
         self.set_floor(floor)
+
+
+def _is_long_run(seqs: Sequence[int]) -> bool:
+    """Whether the ascending sequences are many, and have no gap."""
+    return len(seqs) > FEW_STRETCHES and seqs[-1] - seqs[0] + 1 == len(seqs)

@@ -126,18 +126,22 @@ async def large_fan_out(attack: Attack) -> None:
     await attack.flood(lambda _: line, connections=1)
 
 
-async def work_queue(attack: Attack) -> None:
-    attack.kept["client"] = await filled(attack, retention="workqueue")
-
-
-async def ack_all(attack: Attack) -> None:
-    """One ack for all messages of a work queue."""
-    client: PlainClient = attack.kept["client"]
-    config = {
+async def acked_stream(attack: Attack) -> None:
+    """A stream that removes what its consumer acks. A work queue would refuse such a consumer."""
+    client = attack.kept["client"] = await attack.client()
+    config = {"name": "S", "subjects": ["s.>"], "retention": "interest"}
+    await client.api("STREAM.CREATE.S", config)
+    wanted = {
         "durable_name": "W", "ack_policy": "all", "deliver_subject": "work",
         "max_ack_pending": 1_000_000,
     }  # fmt: skip
-    await client.api("CONSUMER.CREATE.S.W", {"stream_name": "S", "config": config})
+    await client.api("CONSUMER.CREATE.S.W", {"stream_name": "S", "config": wanted})
+    await fill(client, FILLED, 10)
+
+
+async def ack_all(attack: Attack) -> None:
+    """One ack for all messages of a stream."""
+    client: PlainClient = attack.kept["client"]
     reader = await attack.client()
     reader.send(b"SUB work 77\r\n")
     while attack.running:
@@ -337,7 +341,7 @@ APPLIES = {
     "hashing transforms": (hashing_stream, long_tokens),
     "100,000 SUBs, small": (one_reader, small_fan_out),
     "100,000 SUBs, large": (one_reader, large_fan_out),
-    "ack all": (work_queue, ack_all),
+    "ack all": (acked_stream, ack_all),
     "filter changes": (interest_stream, filter_changes),
     "mirrors": (origin, many_mirrors),
     "many sources": (origin, many_sources),
