@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.cli.connect import api
+from broker.cli.connect.blocking import connected
+from broker.cli.connect.client_shape import CommandClient
+from broker.cli.connect.options import Destination
 from broker.cli.measure.figures import buckets, percentile
+from broker.cli.operations import top as top_command
+from broker.cli.operations.top import StreamRates
 from broker.cli.output.plots import columns_plot, write_png
 from broker.local import LocalCluster
 from tests.support.jetraft_command import as_json, as_json_lines, jetraft
@@ -56,6 +62,42 @@ def test_top_and_graph(url: str, table: str, tmp_path: Path) -> None:
     jetraft(url, *quick, "--png", str(tmp_path / "t.png"))
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     jetraft(url, "graph", "NOTHING", code=1)
+
+
+def test_top_asks_for_all_streams_by_turns_and_for_the_busiest_between(
+    url: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real_list, real_one = api.streams, api.stream_or_none
+
+    def listed(client: CommandClient) -> list[api.Document]:
+        asked.append("all")
+        return real_list(client)
+
+    def one(client: CommandClient, name: str) -> api.Document | None:
+        asked.append(name)
+        return real_one(client, name)
+
+    monkeypatch.setattr(api, "streams", listed)
+    monkeypatch.setattr(api, "stream_or_none", one)
+    monkeypatch.setattr(top_command, "ALL_AFTER_S_EACH", 3600.0)
+    with connected(Destination(servers=(url,))) as client:
+        rates = StreamRates(client, rows=1)
+        rates.look()
+        first = rates.busiest()[0][0]
+        jetraft(url, "pub", "table.a", "one more")
+        rates.look()
+        assert asked == ["all", first]
+        monkeypatch.setattr(top_command, "ALL_AFTER_S_EACH", 0.0)
+        rates = StreamRates(client, rows=1)
+        rates.look()
+        jetraft(url, "pub", "table.a", "one more")
+        rates.look()
+    assert asked == ["all", first, "all", "all"]
+    name, per_second, growth, *_ = rates.busiest()[0]
+    assert name == table
+    assert per_second > 0
+    assert growth > 0
 
 
 def test_plots(tmp_path: Path) -> None:
