@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 CANCEL_EVERY_S = 0.2
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
@@ -21,12 +22,11 @@ def end_by_signal() -> Iterator[None]:
     """Inside, both signals raise SystemExit, so that `finally` and `with` blocks run."""
 
     def end(number: int, _: FrameType | None) -> NoReturn:
-        for each in numbers:
+        for each in NUMBERS:
             signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [(number, signal.signal(number, end)) for number in numbers]
+    before = [(number, signal.signal(number, end)) for number in NUMBERS]
     try:
         yield
     finally:
@@ -36,14 +36,44 @@ def end_by_signal() -> Iterator[None]:
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run, for work with a client library that may swallow a cancellation: at a signal
-    its tasks are cancelled until they have ended, not once."""
+    its tasks are cancelled until they have ended, not once.
+
+    The signals are those of the loop: an exception that a handler raises wherever the program is
+    may be in a finalizer, which drops it."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(work)
+    received: list[int] = []
+    for number in NUMBERS:
+        loop.add_signal_handler(number, _end, loop, task, received, number)
     try:
         return loop.run_until_complete(task)
     finally:
         while not task.done():
-            for one in asyncio.all_tasks(loop):
-                one.cancel()
+            _cancel(loop)
             loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_EVERY_S))
+        for number in NUMBERS:
+            loop.remove_signal_handler(number)
         loop.close()
+        if received:
+            raise SystemExit(128 + received[0])
+
+
+def _end(
+    loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], received: list[int], number: int
+) -> None:
+    """Again and again until the task is done; another signal changes nothing."""
+    received.append(number)
+    if len(received) > 1:
+        return
+
+    def again() -> None:
+        if not task.done():
+            _cancel(loop)
+            loop.call_later(CANCEL_EVERY_S, again)
+
+    again()
+
+
+def _cancel(loop: asyncio.AbstractEventLoop) -> None:
+    for one in asyncio.all_tasks(loop):
+        one.cancel()

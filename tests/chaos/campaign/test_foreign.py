@@ -143,3 +143,18 @@ def test_a_run_leaves_the_level_of_the_log_as_it_was() -> None:
     with errors_only():
         assert logger.level == logging.ERROR
     assert logger.level == before != logging.ERROR
+
+
+class SignalledAtItsEnd:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_comes_in_a_finalizer_ends_the_run() -> None:
+    async def signalled() -> None:
+        SignalledAtItsEnd()
+        await asyncio.Event().wait()  # for ever
+
+    with pytest.raises(SystemExit) as ended, end_by_signal():
+        run_to_end(signalled())
+    assert ended.value.code == 128 + signal.SIGTERM
