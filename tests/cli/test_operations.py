@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from broker.cli.connect.client_shape import CommandClient
+from broker.cli.streams.digest import StreamDigest
+from broker.cli.streams.verification import checked_stream
 from broker.local import LocalCluster
 from tests.support.jetraft_command import as_json, jetraft
 
@@ -133,6 +136,25 @@ def test_a_failed_cut_over_opens_the_stream_again(two: tuple[str, str]) -> None:
     assert "not migrated: ORDERS" in said
     assert jetraft(old, "pub", "orders.us", "goes on") == "stored in ORDERS as 8\n"
     assert as_json(new, "stream", "ls", "--names") == ["OTHER"]
+
+
+def test_a_copy_that_differs_is_deleted_and_its_origin_is_open_again(
+    two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = two
+
+    def one_is_missing(
+        client: CommandClient, name: str, *, last: int | None = None
+    ) -> tuple[StreamDigest, list[str]]:
+        if client.url == new:
+            jetraft(new, "stream", "rm-msg", name, "5")
+        return checked_stream(client, name, last=last)
+
+    monkeypatch.setattr("broker.cli.operations.migrate.checked_stream", one_is_missing)
+    words = ("migrate", "--to", new, "--cut-over", "--stream", "ORDERS")
+    assert "the digests differ" in jetraft(old, *words, code=1)
+    assert as_json(new, "stream", "ls", "--names") == []
+    assert jetraft(old, "pub", "orders.us", "goes on") == "stored in ORDERS as 8\n"
 
 
 def test_what_cannot_be_migrated_is_said(two: tuple[str, str]) -> None:
