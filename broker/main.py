@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from broker.config.draft import BadOptions
 from broker.config.exposure import exposures
@@ -143,8 +143,25 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     # takes long, and a supervisor waits for the process to exit.
     sys.stdout.flush()
     if process.starts_again:
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - our own command line
+        _start_again()
     os._exit(code)
+
+
+def on_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception has left a callback or a task of the event loop. Without memory anything may be
+    half done, and a replica that stopped would stay so: begin again, as after a crash."""
+    if not isinstance(context.get("exception"), MemoryError):
+        loop.default_exception_handler(context)
+        return
+    try:
+        logger.critical("%s: this node starts again", context["message"])
+        _start_again()
+    finally:
+        os._exit(1)
+
+
+def _start_again() -> NoReturn:
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - our own command line
 
 
 def build_runtime(options: Options) -> ClusterRuntime | None:
@@ -350,6 +367,7 @@ class _Process:
                 self._broker = Broker(self._options, self._tasks, self.reload)
                 self._broker.server.restart = self._restart
                 self._trap_signals()
+                asyncio.get_running_loop().set_exception_handler(on_unhandled)
                 await self._broker.start()
             except StartFailed as error:
                 logger.log(FATAL, "%s", error)

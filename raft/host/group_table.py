@@ -7,6 +7,7 @@ other groups keep running, and the other members of the group elect a leader."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -164,6 +165,10 @@ class GroupTable:
         else:
             _log.critical("group %d is stopped on this node", group.id, exc_info=error)
         self._stop(group, f"{type(error).__name__}: {error}")
+        if isinstance(error, MemoryError):  # not the group's fault, and not its alone
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"group {group.id} is out of memory", "exception": error}
+            )
 
     def stop_persistent(self, reason: str) -> None:
         """Stop every group that needs the disk for its log."""

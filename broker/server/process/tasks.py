@@ -2,7 +2,8 @@
 
 Owns: the set of running tasks and their end.
 May not touch: what the tasks do. A task that fails is logged and ends alone; it does not cancel
-the others, as a bare TaskGroup would."""
+the others, as a bare TaskGroup would. A task without memory is told to the event loop's handler of
+exceptions: the process as a whole is in trouble."""
 
 from __future__ import annotations
 
@@ -62,5 +63,9 @@ class Tasks:
 async def _logged(work: Coroutine[Any, Any, None], name: str) -> None:
     try:
         await work
+    except MemoryError as error:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"Task {name} is out of memory", "exception": error}
+        )
     except Exception as error:  # noqa: BLE001 - the edge of a task; the failure is logged
         logger.error("Task %s failed", name, exc_info=error)

@@ -312,3 +312,21 @@ def test_damage_of_the_state_is_no_bug_and_has_no_traceback(
     GroupTable.fail(cast(Any, table), cast(Any, SimpleNamespace(id=7, stopped=None)), error)
     assert stopped == [f"{type(error).__name__}: {error}"]
     assert bool(caplog.records[0].exc_info) == shown
+
+
+def test_a_lack_of_memory_is_told_to_whoever_runs_the_event_loop() -> None:
+    """It is not one group's: a process that goes on might lack anything."""
+    told: list[object] = []
+    table = SimpleNamespace(_stop=lambda _, _reason: None)
+
+    async def fail(error: Exception) -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: told.append(context["exception"])
+        )
+        GroupTable.fail(cast(Any, table), cast(Any, SimpleNamespace(id=7, stopped=None)), error)
+
+    asyncio.run(fail(KeyError()))
+    assert told == []
+    error = MemoryError()
+    asyncio.run(fail(error))
+    assert told == [error]
