@@ -6,6 +6,7 @@ Spec: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
@@ -112,3 +113,12 @@ class ChangeRefused(RaftError):
 
 class InvariantViolation(RaftError):
     """A bug or a broken disk: the replica stops; it never repairs itself by lowering an index."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether the process was refused memory, also for the stack of a thread."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(lacks_memory, error.exceptions))
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"

@@ -27,7 +27,7 @@ from raft.store.group_log import GroupLog, MemoryLog
 from raft.store.log_store import LogStore
 from raft.store.records import DamagedLog
 from raft.store.write_batch import LogBatch
-from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term, lacks_memory
 
 _log = logging.getLogger("raft.host")
 
@@ -165,7 +165,7 @@ class GroupTable:
         else:
             _log.critical("group %d is stopped on this node", group.id, exc_info=error)
         self._stop(group, f"{type(error).__name__}: {error}")
-        if isinstance(error, MemoryError):  # not the group's fault, and not its alone
+        if lacks_memory(error):  # not the group's fault, and not its alone
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"group {group.id} is out of memory", "exception": error}
             )

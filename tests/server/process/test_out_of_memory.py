@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from typing import Any
@@ -24,7 +25,17 @@ def began_again(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 COMMAND = [(sys.executable, sys.orig_argv), 1]  # the first call never returns
 
 
-@pytest.mark.parametrize(("error", "expected"), [(MemoryError(), COMMAND), (KeyError(), [])])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), COMMAND),
+        (RuntimeError("can't start new thread"), COMMAND),
+        (OSError(errno.ENOMEM, "no memory"), COMMAND),
+        (ExceptionGroup("of tasks", [KeyError(), MemoryError()]), COMMAND),
+        (KeyError(), []),
+        (OSError(errno.EIO, "a disk"), []),
+    ],
+)
 def test_in_a_callback(
     error: Exception, expected: list[Any], began_again: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
