@@ -5,6 +5,7 @@ Owns: nothing that runs. Fixtures live in the folders that need them."""
 from __future__ import annotations
 
 import gc
+import signal
 from typing import Any
 
 import pytest
@@ -15,6 +16,11 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+# A shell that runs the tests in the background has SIGINT ignored, and so would every process that
+# they start: Ctrl-C could not be tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Long files first: with several workers, one that starts last would run alone at the end. The first
 # three load the machine differently: Spark, the simulator (one process that never waits), and
