@@ -1,9 +1,9 @@
 """The background tasks of one process, in one task group.
 
 Owns: the set of running tasks and their end.
-May not touch: what the tasks do. A task that fails is told to the event loop's handler of
-exceptions, which logs it, and ends alone; it does not cancel the others, as a bare TaskGroup
-would."""
+May not touch: what the tasks do. A task that fails is logged and ends alone; it does not cancel
+the others, as a bare TaskGroup would. A lack of memory is also told to the event loop's handler of
+exceptions: it concerns the whole process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Protocol
+
+from broker.server.process.log import logger
 
 
 class Spawn(Protocol):
@@ -61,7 +63,9 @@ class Tasks:
 async def _logged(work: Coroutine[Any, Any, None], name: str) -> None:
     try:
         await work
-    except Exception as error:  # noqa: BLE001 - the edge of a task
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": f"Task {name} failed", "exception": error}
-        )
+    except Exception as error:  # noqa: BLE001 - the edge of a task; the failure is logged
+        logger.error("Task %s failed", name, exc_info=error)
+        if isinstance(error, MemoryError):
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"Task {name} is out of memory", "exception": error}
+            )
