@@ -19,7 +19,7 @@ COMPILED = (
     "broker.store.block._builder",
     "broker.store.block._deliveries",
     "broker.store.block._origins",
-    "broker.store._s2",
+    "broker.compression._s2",
     "broker.store.index._hashes",
     "broker.store.index._index",
     "broker.store.index._partition",

@@ -15,20 +15,24 @@ REACHED_INTO_MAX = 12
 BELOW = {
     "raft": (),
     "broker.wire": (),
+    "broker.compression": ("broker.wire",),
     "broker.subjects": ("broker.wire",),
     "broker.credentials": (),
     "broker.config": ("broker.subjects", "broker.credentials"),
     "broker.accounts": ("broker.subjects", "broker.config", "broker.credentials"),
     "broker.store": ("broker.wire", "broker.subjects"),
-    "broker.jetstream": ("broker.subjects", "broker.wire", "broker.store"),
+    "broker.jetstream": (
+        "broker.subjects", "broker.wire", "broker.store", "broker.compression",
+    ),
     "broker.scan": ("broker.store", "broker.wire", "broker.subjects", "broker.credentials"),
     "broker.spark": ("broker.scan", "broker.store", "broker.wire", "broker.subjects"),
     "broker.server": (
         "broker.accounts", "broker.config", "broker.subjects", "broker.wire", "broker.credentials",
+        "broker.compression",
     ),
     "broker.monitor": (
         "broker.server", "broker.accounts", "broker.config", "broker.credentials",
-        "broker.subjects", "broker.wire",
+        "broker.subjects", "broker.wire", "broker.compression",
     ),
     "broker.cluster": (
         "broker.server", "broker.accounts", "broker.config", "broker.jetstream", "broker.scan",

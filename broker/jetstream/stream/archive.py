@@ -22,24 +22,29 @@ from typing import Final
 
 import msgspec
 
+from broker.compression import s2
+from broker.compression.s2_stream import (
+    HEADER_BYTES,
+    PACKED,
+    PLAIN,
+    S2_IDENTIFIER,
+    WRITTEN_BYTES_MAX,
+    data_chunk,
+    masked_checksum,
+)
 from broker.jetstream.stream import nats_archive
 from broker.jetstream.stream.nats_archive import RecordReader
 from broker.jetstream.strict_json import SEQUENCE_MAX
-from broker.store import s2
 from broker.store.block.block_format import TIME_MAX
 from broker.store.block.codec import Block
 from broker.store.block.columns import unwritable_subject
 
-S2_IDENTIFIER: Final = b"\xff\x06\x00\x00S2sTwO"
 _SKIPPED: Final = 0x80  # a chunk type that S2 readers skip
-_PACKED, _PLAIN = 0x00, 0x01  # chunks of data: masked CRC-32C u32, then the bytes
 _IGNORED: Final = range(0x81, 0xFF)  # padding, an index
-_DATA_BYTES_MAX: Final = 1 << 20  # uncompressed, of one chunk that is written
 _CHUNK_BYTES_MAX: Final = 1 << 20
 _PART_BYTES_MAX: Final = 128 << 20  # uncompressed; more than the largest possible message
 _COMPRESSED, _CONTINUED = 1, 2
 _READ_CHUNK_BYTES_MAX: Final = 5 << 20  # of a chunk of data: 4 MB that did not compress
-_HEADER_BYTES: Final = 4  # of a chunk: type, 24 bit length
 FORMAT: Final = "jetraft-archive-1"
 
 
@@ -93,22 +98,13 @@ class ArchiveWriter:
     def data(self, records: bytes) -> bytes:
         self._digest.update(records)
         found: list[bytes] = []
-        for at in range(0, len(records), _DATA_BYTES_MAX):
-            plain = records[at : at + _DATA_BYTES_MAX]
-            packed = s2.compress(plain)
-            kind, body = (_PACKED, packed) if len(packed) < len(plain) else (_PLAIN, plain)
-            size = (len(body) + 4).to_bytes(3, "little")
-            found.append(bytes((kind,)) + size + _masked(plain).to_bytes(4, "little") + body)
+        for at in range(0, len(records), WRITTEN_BYTES_MAX):
+            plain = records[at : at + WRITTEN_BYTES_MAX]
+            found.append(data_chunk(plain))
         return b"".join(found)
 
     def end(self) -> bytes:
         return self.data(nats_archive.END) + _chunks(Part.END, self._digest.digest())
-
-
-def _masked(plain: bytes) -> int:
-    """The checksum of a chunk, as the Snappy framing format has it."""
-    value = s2.crc32c(plain)
-    return (value >> 15 | value << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
 
 def _chunks(kind: Part, payload: bytes) -> bytes:
@@ -157,30 +153,30 @@ class ArchiveReader:
                 if part is not None:
                     self._ours = True
                     yield part
-            elif kind in (_PACKED, _PLAIN):
+            elif kind in (PACKED, PLAIN):
                 yield from self._data(kind, body)
 
     def _chunk(self) -> tuple[int, bytes] | None:
-        if len(self._buffer) < _HEADER_BYTES:
+        if len(self._buffer) < HEADER_BYTES:
             return None
         if self.complete and self._buffer[0] not in _IGNORED:
             raise BadArchive("unexpected bytes after the end")
-        kind, size = self._buffer[0], int.from_bytes(self._buffer[1:_HEADER_BYTES], "little")
-        known = kind in (_PACKED, _PLAIN) or kind in _IGNORED or kind == S2_IDENTIFIER[0]
+        kind, size = self._buffer[0], int.from_bytes(self._buffer[1:HEADER_BYTES], "little")
+        known = kind in (PACKED, PLAIN) or kind in _IGNORED or kind == S2_IDENTIFIER[0]
         if not known and (kind != _SKIPPED or not 2 <= size <= _CHUNK_BYTES_MAX + 2):
             raise BadArchive("not an archive of this kind of server")
         if size > _READ_CHUNK_BYTES_MAX:
             raise BadArchive("a chunk is too large")
-        if len(self._buffer) < _HEADER_BYTES + size:
+        if len(self._buffer) < HEADER_BYTES + size:
             return None
-        chunk = bytes(self._buffer[_HEADER_BYTES : _HEADER_BYTES + size])
-        del self._buffer[: _HEADER_BYTES + size]
+        chunk = bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + size])
+        del self._buffer[: HEADER_BYTES + size]
         return kind, chunk
 
     def _data(self, kind: int, body: bytes) -> Iterator[tuple[Part, bytes]]:
         try:
-            plain = s2.decompress(body[4:]) if kind == _PACKED else body[4:]
-            if _masked(plain) != int.from_bytes(body[:4], "little"):
+            plain = s2.decompress(body[4:]) if kind == PACKED else body[4:]
+            if masked_checksum(plain) != int.from_bytes(body[:4], "little"):
                 raise BadArchive("the checksum of a chunk does not match")
             self._digest.update(plain)
             for raw in self._records.feed(plain):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.compression import s2
 from broker.jetstream.stream import nats_archive
 from broker.jetstream.stream.archive import (
     FORMAT,
@@ -21,7 +22,6 @@ from broker.jetstream.stream.archive import (
     read_head,
 )
 from broker.jetstream.stream.nats_archive import END, encode_block
-from broker.store import s2
 from broker.store.block.codec import BlockBuilder
 
 MAGIC = nats_archive.MAGIC

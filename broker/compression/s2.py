@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.store.s2_py import BLOCK_BYTES_MAX, BadS2
+from broker.compression.s2_py import BLOCK_BYTES_MAX, BadS2
 from broker.wire import IMPLEMENTATION
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from broker.store.s2_py import compress, crc32c, decompress
+    from broker.compression.s2_py import compress, crc32c, decompress
 else:
-    from broker.store._s2 import compress, crc32c, decompress
+    from broker.compression._s2 import compress, crc32c, decompress
 
 __all__ = ["BLOCK_BYTES_MAX", "BadS2", "compress", "crc32c", "decompress"]

@@ -1,7 +1,7 @@
-"""The S2 compression of archives: blocks, and the checksum of a chunk.
+"""S2 compression: blocks, and the checksum of a chunk.
 
 Owns: the block format and CRC-32C, without state.
-May not touch: chunks of a stream and what they hold (broker/jetstream/stream/archive.py).
+May not touch: chunks of a stream and what they hold (s2_stream.py).
 Spec: the Snappy format description, and its extension S2: a copy with offset 0 repeats the last
 offset. What is written here uses no extension. This twin is the specification of _s2.pyx; its
 compressor only copies, which is valid."""

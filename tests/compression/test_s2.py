@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.store import _s2, s2_py
-from broker.store.s2_py import BLOCK_BYTES_MAX, BadS2
+from broker.compression import _s2, s2_py
+from broker.compression.s2_py import BLOCK_BYTES_MAX, BadS2
 
 texts = st.one_of(
     st.binary(max_size=400),

@@ -1,0 +1,132 @@
+"""S2 streams: bytes in, chunks out, and back.
+
+Owns: the framing of a stream: its identifier, the kinds of chunks, their lengths and checksums.
+May not touch: sockets; how a block is compressed (s2.py).
+Bounds: a chunk holds at most BLOCK_BYTES_MAX uncompressed bytes, and `read` returns one chunk: a
+few bytes may stand for megabytes, so the caller decides when it reads on.
+Spec: the Snappy framing format, and S2's larger blocks. A stream of small blocks without S2's
+extensions under the identifier of Snappy is one that Snappy readers take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.compression.s2 import BLOCK_BYTES_MAX, BadS2, compress, crc32c, decompress
+
+S2_IDENTIFIER: Final = b"\xff\x06\x00\x00S2sTwO"
+SNAPPY_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
+PACKED, PLAIN = 0x00, 0x01  # chunks of data: masked CRC-32C u32, then the bytes
+WRITTEN_BYTES_MAX: Final = 1 << 20  # uncompressed, of one chunk that is written
+SNAPPY_BYTES_MAX: Final = 1 << 16  # the same, for readers of Snappy
+HEADER_BYTES: Final = 4  # of a chunk: type, 24 bit length
+_CHECKSUM_BYTES: Final = 4
+_CHUNK_BYTES_MAX: Final = BLOCK_BYTES_MAX + BLOCK_BYTES_MAX // 4
+_IDENTIFIER: Final = 0xFF
+_SKIPPED: Final = range(0x80, 0xFF)  # padding, an index, chunks of others
+
+
+def masked_checksum(plain: bytes) -> int:
+    """The checksum of a chunk, as the Snappy framing format has it."""
+    value = crc32c(plain)
+    return (value >> 15 | value << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+def data_chunk(plain: bytes, *, packed: bool = True) -> bytes:
+    """One chunk; not `packed`, or if it would not get shorter: as it is."""
+    body = compress(plain) if packed else plain
+    kind = PACKED if len(body) < len(plain) else PLAIN
+    if kind == PLAIN:
+        body = plain
+    head = kind | (len(body) + _CHECKSUM_BYTES) << 8 | masked_checksum(plain) << 32
+    return head.to_bytes(8, "little") + body
+
+
+def snappy(data: bytes) -> bytes:
+    """A whole stream, for readers of Snappy or S2."""
+    pieces = range(0, len(data), SNAPPY_BYTES_MAX)
+    chunks = [data_chunk(data[at : at + SNAPPY_BYTES_MAX]) for at in pieces]
+    return SNAPPY_IDENTIFIER + b"".join(chunks)
+
+
+class S2Writer:
+    """The sender of one stream."""
+
+    __slots__ = ("_begun", "packed")
+
+    def __init__(self, *, packed: bool) -> None:
+        self.packed = packed  # False: chunks hold the bytes as they are
+        self._begun = False
+
+    def write(self, data: bytes) -> bytes:
+        """The chunks of this data: the receiver can read all of it."""
+        step = WRITTEN_BYTES_MAX
+        pieces = [data] if len(data) <= step else _cut(data, step)
+        chunks = [data_chunk(piece, packed=self.packed) for piece in pieces]
+        if not self._begun:
+            self._begun = True
+            chunks.insert(0, S2_IDENTIFIER)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _cut(data: bytes, step: int) -> list[bytes]:
+    return [data[at : at + step] for at in range(0, len(data), step)]
+
+
+class S2Reader:
+    """The receiver: `feed` what arrives, then `read` while there is `more`."""
+
+    __slots__ = ("_at", "_buffer", "_identified", "more")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._at = 0
+        self._identified = False
+        self.more = False
+
+    def feed(self, data: bytes) -> None:
+        rest = self._buffer[self._at :]
+        self._buffer = rest + data if rest else data
+        self._at = 0
+        self.more = True
+
+    def read(self) -> bytes:
+        """The data of the next chunk; b"" when there is no `more`. Raises BadS2."""
+        while True:
+            start = self._at + HEADER_BYTES
+            if start > len(self._buffer):
+                break
+            word = int.from_bytes(self._buffer[self._at : start], "little")
+            kind, size = word & 0xFF, word >> 8
+            if not self._identified and kind != _IDENTIFIER:
+                raise BadS2("a stream without its identifier")
+            if PLAIN < kind < _SKIPPED.start:
+                raise BadS2(f"an unknown chunk of type {kind}")
+            if size > _CHUNK_BYTES_MAX:
+                raise BadS2("a chunk that is too large")
+            end = start + size
+            if end > len(self._buffer):
+                break
+            body = self._buffer[start:end]
+            self._at = end
+            plain = self._chunk(kind, body)
+            if plain:
+                return plain
+        self.more = False
+        return b""
+
+    def _chunk(self, kind: int, body: bytes) -> bytes:
+        if kind == _IDENTIFIER:
+            if body not in (S2_IDENTIFIER[HEADER_BYTES:], SNAPPY_IDENTIFIER[HEADER_BYTES:]):
+                raise BadS2("an unknown stream")
+            self._identified = True
+            return b""
+        if kind in _SKIPPED:
+            return b""
+        if len(body) < _CHECKSUM_BYTES or len(body) - _CHECKSUM_BYTES > BLOCK_BYTES_MAX:
+            raise BadS2("a chunk of a wrong length")
+        plain = body[_CHECKSUM_BYTES:]
+        if kind == PACKED:
+            plain = decompress(plain)
+        if int.from_bytes(body[:_CHECKSUM_BYTES], "little") != masked_checksum(plain):
+            raise BadS2("a chunk with a wrong checksum")
+        return plain
