@@ -369,6 +369,14 @@ class WebSocketOptions(Struct, frozen=True):
     ping_interval_ns: int = 0  # 0 = as on the client port
 
 
+class Compression(Struct, frozen=True):
+    """How a connection to another server is compressed."""
+
+    mode: str = "s2_auto"
+    # Round trip times up to which s2_auto does not compress, and compresses fast, better.
+    thresholds_ns: tuple[int, ...] = (10_000_000, 50_000_000, 100_000_000)
+
+
 class LeafRemote(Struct, frozen=True):
     """A hub whose leaf node we are, in one account."""
 
@@ -380,9 +388,16 @@ class LeafRemote(Struct, frozen=True):
     deny_imports: tuple[bytes, ...] = ()
     deny_exports: tuple[bytes, ...] = ()
     first_info_timeout_ns: int = SECOND
+    dial_timeout_ns: int = 0  # 0: that of all remotes
     no_randomize: bool = False
     ignore_discovered_servers: bool = False
     disabled: bool = False
+    hub: bool = False  # we are the hub, though we dial
+    isolated: bool = False  # it does not hear of the subscriptions of other leaf nodes
+    request_isolation: bool = False  # and we do not hear of those over there
+    compression: Compression = Compression()
+    ws_compression: bool = False
+    ws_no_masking: bool = False
 
 
 class LeafNodeOptions(Struct, frozen=True):
@@ -396,6 +411,10 @@ class LeafNodeOptions(Struct, frozen=True):
     authorization: Authorization | None = None  # None = the users of the server
     tls: TlsOptions | None = None
     reconnect_ns: int = SECOND
+    dial_timeout_ns: int = SECOND
+    write_deadline_ns: int = 0  # 0: that of clients
+    compression: Compression = Compression()
+    isolated: bool = False  # no leaf node hears of the subscriptions of another
     remotes: tuple[LeafRemote, ...] = ()
 
 

@@ -199,6 +199,8 @@ class Server:
                 self.clients, self.identity, self.options.leafnodes, self.leafs
             )
             self.leaf_listener.bind()
+            if self.websocket is not None and self.options.leafnodes.port:
+                self.websocket.leaf_connection = self.leaf_listener.framed
         self.info.refresh()
 
     async def listen(self) -> None:

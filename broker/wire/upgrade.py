@@ -1,6 +1,7 @@
 """The HTTP request that upgrades a socket to WebSocket, and the response.
 
-Owns: parsing of one request head, the checks in their order, origins, cookies, the response.
+Owns: parsing of one request head, the checks in their order, origins, cookies, the response; the
+request of a server that dials, and its checks of the answer.
 May not touch: sockets, frames.
 Spec: RFC 6455 section 4.2, RFC 7692 section 7.1; NATS server configuration, `websocket`. The
 reason of a refusal goes to the log; the peer only sees the HTTP status."""
@@ -69,17 +70,13 @@ class Upgrade:
     cookies: dict[str, str] = field(default_factory=dict)
 
 
-class _Request:
-    """A request line and headers; names are kept in lower case, repeated ones as lists."""
+class _Head:
+    """A first line and headers; names are kept in lower case, repeated ones as lists."""
 
-    __slots__ = ("headers", "method", "path")
+    __slots__ = ("headers", "line")
 
     def __init__(self, head: bytes) -> None:
-        line, *rest = head.decode("latin-1").split("\r\n")
-        words = line.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            raise UpgradeRefused("malformed request line")
-        self.method, self.path, _ = words
+        self.line, *rest = head.decode("latin-1").split("\r\n")
         self.headers: dict[str, list[str]] = {}
         for one in rest:
             name, colon, value = one.partition(":")
@@ -93,6 +90,17 @@ class _Request:
     def words(self, name: str, separator: str = ",") -> list[str]:
         lines = self.headers.get(name, ())
         return [word.strip().lower() for line in lines for word in line.split(separator)]
+
+
+class _Request(_Head):
+    __slots__ = ("method", "path")
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__(head)
+        words = self.line.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            raise UpgradeRefused("malformed request line")
+        self.method, self.path, _ = words
 
 
 def upgrade(head: bytes, terms: Terms) -> Upgrade:
@@ -157,6 +165,56 @@ def _response(key: str, terms: Terms, *, compression: bool, unmasked: bool) -> b
         lines.append("Nats-No-Masking: true")
     lines += [f"{name}: {value}" for name, value in terms.headers]
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+# -- the side that dials -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the side that dials would like."""
+
+    host: str  # and port
+    path: str
+    key: str  # KEY_SIZE random bytes, as base64
+    compression: bool = False
+    no_masking: bool = False
+
+    def request(self) -> bytes:
+        lines = [
+            f"GET {self.path} HTTP/1.1",
+            f"Host: {self.host}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            f"Sec-WebSocket-Key: {self.key}",
+            "Sec-WebSocket-Version: 13",
+        ]
+        if self.compression:
+            lines.append(f"Sec-WebSocket-Extensions: {DEFLATE_ANSWER}")
+        if self.no_masking:
+            lines.append("Nats-No-Masking: true")
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    def answered(self, head: bytes) -> tuple[bool, bool]:
+        """Whether messages may be compressed, and whether we mask ours. `head` is the response
+        without its empty line. Raises UpgradeRefused."""
+        answer = _Head(head)
+        upgraded = (
+            answer.line.split(" ")[1:2] == ["101"]
+            and "websocket" in answer.words("upgrade")
+            and "upgrade" in answer.words("connection")
+            and answer.first("sec-websocket-accept") == accept_key(self.key)
+        )
+        if not upgraded:
+            raise UpgradeRefused(f"invalid websocket connection: {answer.line[:80]}")
+        extensions = answer.words("sec-websocket-extensions", ";")
+        compression = self.compression and DEFLATE in extensions
+        if compression and not {"server_no_context_takeover", "client_no_context_takeover"} <= set(
+            extensions
+        ):
+            raise UpgradeRefused("compression negotiation error")
+        masked = not (self.no_masking and answer.first(NO_MASKING) == "true")
+        return compression, masked
 
 
 # -- origins -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ nothing: payload is passed on as it arrives, and only control frames are buffere
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from enum import IntEnum
 
 from broker.wire import unmask
@@ -53,17 +54,22 @@ class FrameViolation(Exception):
         self.status = status
 
 
-def header(opcode: int, size: int, flags: int = FINAL) -> bytes:
+def header(opcode: int, size: int, flags: int = FINAL, *, masked: int = 0) -> bytes:
     first = flags | opcode
     if size <= CONTROL_MAX:
-        return bytes((first, size))
+        return bytes((first, masked | size))
     if size <= 0xFFFF:
-        return bytes((first, 126)) + size.to_bytes(2, "big")
-    return bytes((first, 127)) + size.to_bytes(8, "big")
+        return bytes((first, masked | 126)) + size.to_bytes(2, "big")
+    return bytes((first, masked | 127)) + size.to_bytes(8, "big")
 
 
 def control_frame(opcode: Opcode, payload: bytes = b"") -> bytes:
     return header(opcode, len(payload)) + payload
+
+
+def masked_control(frame: bytes, key: bytes) -> bytes:
+    """A control frame as the side that has dialed sends it."""
+    return bytes((frame[0], frame[1] | MASKED)) + key + unmask(frame[2:], key)
 
 
 def close_frame(status: int, text: str = "") -> bytes:
@@ -86,13 +92,21 @@ class Deflater:
 
 
 class FrameWriter:
-    """Wraps protocol bytes into binary frames, unmasked as RFC 6455 requires of a server."""
+    """Wraps protocol bytes into binary frames, unmasked as RFC 6455 requires of a server; the side
+    that has dialed gives a source of keys."""
 
-    __slots__ = ("_deflater", "_frame_max")
+    __slots__ = ("_deflater", "_frame_max", "_key")
 
-    def __init__(self, *, frame_max: int = FRAME_MAX, deflater: Deflater | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        frame_max: int = FRAME_MAX,
+        deflater: Deflater | None = None,
+        key: Callable[[], bytes] | None = None,
+    ) -> None:
         self._frame_max = frame_max
         self._deflater = deflater
+        self._key = key
 
     def write(self, data: bytes) -> bytes:
         step = self._frame_max
@@ -104,12 +118,18 @@ class FrameWriter:
         if self._deflater is not None and len(data) > COMPRESS_ABOVE:
             packed = self._deflater.message(data)
             if len(packed) < len(data):
-                return header(Opcode.BINARY, len(packed), FINAL | COMPRESSED) + packed
-        return header(Opcode.BINARY, len(data)) + data
+                return self._frame(packed, FINAL | COMPRESSED)
+        return self._frame(data, FINAL)
+
+    def _frame(self, data: bytes, flags: int) -> bytes:
+        if self._key is None:
+            return header(Opcode.BINARY, len(data), flags) + data
+        key = self._key()
+        return header(Opcode.BINARY, len(data), flags, masked=MASKED) + key + unmask(data, key)
 
 
 class FrameReader:
-    """Frames of one client: `feed` received bytes, then call `read` until there is no `more`.
+    """Frames of one peer: `feed` received bytes, then call `read` until there is no `more`.
 
     `pong` and `closing` are frames to send to the peer: the answer to its latest ping (earlier
     ones need no answer, RFC 6455 section 5.5.3) and to its close. Nothing is read after a close."""

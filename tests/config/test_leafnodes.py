@@ -70,8 +70,13 @@ def test_without_a_port_nobody_can_connect(tmp_path: Path) -> None:
     ("text", "error"),
     [
         ("{ nothing: 1 }", 'unknown field "nothing"'),
-        ("{ isolate: true }", 'not supported yet: "isolate"'),
-        ("{ compression: s2_fast }", 'not supported yet: "compression"'),
+        ("{ write_timeout: close }", 'not supported yet: "write_timeout"'),
+        ("{ compression: nothing }", 'unsupported compression mode "nothing"'),
+        ("{ compression: 1 }", "should be a boolean or a structure"),
+        ("{ compression { mode: s2_auto, x: 1 } }", 'unknown field "x"'),
+        ("{ compression { rtts: [20ms, 10ms] } }", "should be in ascending order"),
+        ("{ compression { rtts: [0, 0] } }", "requires at least one RTT threshold"),
+        ("{ compression { rtts: [1ms, 2ms, 3ms, 4ms, 5ms] } }", "no more than 4 RTT thresholds"),
         ("{ min_version: 2.7.0 }", "the minimum version should be at least 2.8.0"),
         ("{ min_version: x }", 'invalid semver "x"'),
         ("{ authorization { user: a, password: b, nkey: x } }", "Not a valid public nkey"),
@@ -82,9 +87,8 @@ def test_without_a_port_nobody_can_connect(tmp_path: Path) -> None:
         ),
         ("{ remotes: x }", "Expected remotes field to be an array"),
         ("{ remotes [ { account: A } ] }", "requires a url"),
-        ('{ remotes [ { url: "ws://h" } ] }', "leaf nodes over WebSocket"),
+        ('{ remotes [ { urls: ["ws://h", "h:1"] } ] }', "cannot have a mix of websocket"),
         ('{ remotes [ { url: "h:x" } ] }', "error parsing leafnode url"),
-        ('{ remotes [ { url: "h:1", hub: true } ] }', 'not supported yet: "hub"'),
         ('{ remotes [ { url: "h:1", deny_imports: "a..b" } ] }', "is not a valid subject"),
         ('{ remotes [ { url: "h:1", nkey: a, creds: b } ] }', "both creds and nkey"),
         ('{ remotes [ { url: "h:1", proxy { url: x } } ] }', 'not supported yet: "proxy"'),
@@ -119,3 +123,41 @@ def test_refused_with_a_position(tmp_path: Path, text: str, error: str) -> None:
 def test_settings_that_contradict_each_other(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises((BadOptions, BadSettings), match=error):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "thresholds_ms"),
+    [
+        ("s2_fast", "s2_fast", [10, 50, 100]),
+        ("false", "off", [10, 50, 100]),
+        ("enabled", "s2_auto", [10, 50, 100]),
+        ('"not supported"', "not supported", [10, 50, 100]),
+        ("{ mode: best }", "s2_best", [10, 50, 100]),
+        ("{ rtt_thresholds: [0, 5ms, 0, 0] }", "s2_auto", [0, 5]),
+    ],
+)
+def test_compression(tmp_path: Path, text: str, mode: str, thresholds_ms: list[int]) -> None:
+    found = read(tmp_path, f"leafnodes {{ port: 1, compression: {text} }}")
+    assert found is not None
+    assert found.compression.mode == mode
+    assert [one / 1e6 for one in found.compression.thresholds_ns] == thresholds_ms
+
+
+def test_the_roles_and_the_links_of_a_remote(tmp_path: Path) -> None:
+    remote = (
+        'url: "wss://h/path", hub: true, isolate: true, request_isolation: true, '
+        "ws_compress: true, ws_no_masking: true, compression: accept, dial_timeout: 3s"
+    )
+    found = read(
+        tmp_path,
+        f"leafnodes {{ isolate: true, write_deadline: 2s, remotes [ {{ {remote} }} ] }}",
+    )
+    assert found is not None
+    assert (found.isolated, found.write_deadline_ns) == (True, 2_000_000_000)
+    [one] = found.remotes
+    assert one.hub
+    assert one.isolated
+    assert one.request_isolation
+    assert one.ws_compression
+    assert one.ws_no_masking
+    assert (one.compression.mode, one.dial_timeout_ns) == ("accept", 3_000_000_000)

@@ -33,7 +33,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "cluster_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),
 }
-_UNCOMPRESSED = ("off", "disabled", "disable", "false", "not supported")
+_UNCOMPRESSED = ("off", "disabled", "disable", "false", "not supported", "accept")
 
 
 def apply_cluster(

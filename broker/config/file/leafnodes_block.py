@@ -3,7 +3,7 @@
 Owns: reading that block.
 May not touch: the tls blocks inside, which are read like any other; checks across keys
 (check_leafnodes.py).
-Spec: NATS server configuration, leafnodes. Connections are never compressed."""
+Spec: NATS server configuration, leafnodes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from broker.config.file import unsupported_keys as known
 from broker.config.file import values
+from broker.config.file.compression_block import compression
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
@@ -29,9 +30,14 @@ _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "advertise": ("advertise", values.text),
     "leafnode_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),
+    "compression": ("compression", compression),
+    "dial_timeout": ("dial_timeout_ns", values.duration),
+    "isolate": ("isolated", values.boolean),
+    "isolate_leafnode_interest": ("isolated", values.boolean),
     "reconnect": ("reconnect_ns", values.duration),
     "reconnect_delay": ("reconnect_ns", values.duration),
     "reconnect_interval": ("reconnect_ns", values.duration),
+    "write_deadline": ("write_deadline_ns", values.duration),
 }
 
 
@@ -52,8 +58,6 @@ def apply_leafnodes(
                 settings["remotes"] = _remotes(report, inner, read_tls)
             elif key in ("min_version", "minimum_version"):
                 settings["min_version"] = _version(key, inner)
-            elif key == "compression":
-                _compression(key, inner)
             elif key in _KEYS:
                 name, read = _KEYS[key]
                 settings[name] = read(key, inner)
@@ -70,13 +74,6 @@ def _version(key: str, item: Item) -> str:
     if [int(part) for part in parts] < [2, 8, 0]:
         raise BadValue("the minimum version should be at least 2.8.0")
     return found
-
-
-def _compression(key: str, item: Item) -> None:
-    mode = item.value.get("mode", item).value if isinstance(item.value, dict) else item.value
-    word = str(mode).lower().replace(" ", "_")
-    if mode is not False and word not in ("off", "disabled", "not_supported", "accept"):
-        raise BadValue(f'not supported yet: "{key}" of leaf node connections other than "off"')
 
 
 def _authorization(report: ConfigReport, block: Map) -> Authorization | None:
@@ -150,10 +147,6 @@ def _remote(report: ConfigReport, block: Map, read_tls: ReadTls) -> LeafRemote:
         with report.at(inner):
             if key == "tls":
                 settings["tls"] = TlsOptions(**read_tls(_map(key, inner)))
-            elif key == "compression":
-                _compression(key, inner)
-            elif key == "hub":
-                _not_hub(key, inner)
             elif key in _REMOTE:
                 name, read = _REMOTE[key]
                 settings[name] = read(key, inner)
@@ -176,8 +169,11 @@ def _urls(key: str, item: Item) -> tuple[str, ...]:
             usable = False
         if not usable:
             raise BadValue(f'error parsing leafnode url ["{url}"]')
-        if parts.scheme in ("ws", "wss"):
-            raise BadValue("not supported yet: leaf nodes over WebSocket")
+    over_websocket = [url for url in found if urlsplit(url).scheme in ("ws", "wss")]
+    if over_websocket and len(over_websocket) < len(found):
+        raise BadValue(
+            "remote leaf node configuration cannot have a mix of websocket and non-websocket urls"
+        )
     return found
 
 
@@ -187,11 +183,6 @@ def _subjects(key: str, item: Item) -> tuple[bytes, ...]:
         if not valid_subject(subject, wildcards=True):
             raise BadValue(f'subject "{subject.decode()}" is not a valid subject')
     return found
-
-
-def _not_hub(key: str, item: Item) -> None:
-    if values.boolean(key, item):
-        raise BadValue('not supported yet: "hub"')
 
 
 _REMOTE: dict[str, tuple[str, Callable[[str, Item], object]]] = {
@@ -212,6 +203,18 @@ _REMOTE: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "dont_randomize": ("no_randomize", values.boolean),
     "ignore_discovered_servers": ("ignore_discovered_servers", values.boolean),
     "disabled": ("disabled", values.boolean),
+    "hub": ("hub", values.boolean),
+    "isolate": ("isolated", values.boolean),
+    "isolate_leafnode_interest": ("isolated", values.boolean),
+    "request_isolation": ("request_isolation", values.boolean),
+    "compression": ("compression", compression),
+    "dial_timeout": ("dial_timeout_ns", values.duration),
+    "ws_compress": ("ws_compression", values.boolean),
+    "ws_compression": ("ws_compression", values.boolean),
+    "websocket_compress": ("ws_compression", values.boolean),
+    "websocket_compression": ("ws_compression", values.boolean),
+    "ws_no_masking": ("ws_no_masking", values.boolean),
+    "websocket_no_masking": ("ws_no_masking", values.boolean),
 }
 
 

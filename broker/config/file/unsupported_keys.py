@@ -44,26 +44,8 @@ TLS = frozenset(
         "ocsp_peer",
     ]
 )
-LEAFNODES = frozenset(
-    ["dial_timeout", "isolate_leafnode_interest", "isolate", "write_deadline", "write_timeout"]
-)
-LEAF_REMOTE = frozenset(
-    [
-        "ws_compress",
-        "ws_compression",
-        "websocket_compress",
-        "websocket_compression",
-        "ws_no_masking",
-        "websocket_no_masking",
-        "jetstream_cluster_migrate",
-        "js_cluster_migrate",
-        "isolate_leafnode_interest",
-        "isolate",
-        "request_isolation",
-        "dial_timeout",
-        "proxy",
-    ]
-)
+LEAFNODES = frozenset(["write_timeout"])
+LEAF_REMOTE = frozenset(["jetstream_cluster_migrate", "js_cluster_migrate", "proxy"])
 JETSTREAM_LIMITS = frozenset(["max_ha_assets", "batch"])
 JETSTREAM = frozenset(
     [

@@ -48,7 +48,7 @@ def _leaf(connection: LeafConnection, sink: LeafSink, *, subs: bool) -> Document
         document["subscriptions_list"] = [
             subject.decode(errors="replace") for subject, _ in sink.subs
         ]
-    return document | {"compression": "not supported"}
+    return document | {"compression": connection.compression}
 
 
 def varz_leaf(observed: Observed) -> Document:

@@ -1,6 +1,6 @@
 """The socket of one client: its transport, the TLS session on it, and the pauses of its reading.
 
-Owns: the transport from accept to close, and the bytes between it and TLS.
+Owns: the transport from accept to close, and the bytes between it, TLS and compression.
 May not touch: what the bytes mean, or which of them wait to be written (outbound.py).
 Spec: NATS client protocol, TLS: the upgrade follows the INFO on the same socket."""
 
@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import cast
+from typing import Protocol, cast
 
 from broker.server.client.tls import TlsLayer, describe
 
 TRANSPORT_BUFFER = 128 * 1024  # above it the transport is full and the rest stays queued here
 
 
+class Packer(Protocol):
+    """The sender of a compressed stream."""
+
+    def write(self, data: bytes) -> bytes: ...
+
+
 class ClientSocket:
     """`transport` is None before accept and after the end."""
 
-    __slots__ = ("_half_closed", "_pauses", "forwarded_for", "host", "port", "tls", "transport")
+    __slots__ = (
+        "_half_closed", "_packer", "_pauses", "bare", "forwarded_for", "host", "port", "tls",
+        "transport",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.tls: TlsLayer | None = None
+        self._packer: Packer | None = None
+        self.bare = True  # bytes go to the transport as they are; otherwise through `sealed`
         self.host = ""
         self.port = 0
         self.forwarded_for = ""
@@ -39,11 +50,18 @@ class ClientSocket:
 
     def start_tls(self, context: ssl.SSLContext) -> None:
         self.tls = TlsLayer(context)
+        self.bare = False
 
     def dial_tls(self, context: ssl.SSLContext, host: str) -> None:
         """This side has dialed: begin the handshake with the server of that name."""
         self.tls = TlsLayer(context, dialed=host)
+        self.bare = False
         self.write_raw(self.tls.begin())
+
+    def pack(self, packer: Packer) -> None:
+        """From now on, what is written is compressed."""
+        self._packer = packer
+        self.bare = False
 
     def tls_description(self) -> tuple[str, str] | None:
         """(version, cipher)."""
@@ -61,6 +79,8 @@ class ClientSocket:
     def sealed(self, data: bytes) -> bytes:
         """The bytes as they go over the socket."""
         tls = self.tls
+        if self._packer is not None:
+            data = self._packer.write(data)
         return data if tls is None or not tls.established else tls.encrypt(data)
 
     def write_raw(self, data: bytes) -> None:

@@ -140,7 +140,7 @@ class Outbound:
             or self._full
             or self.closed
             or transport is None
-            or socket.tls is not None
+            or not socket.bare
             or transport.is_closing()
         ):
             self.queue(data)
@@ -182,7 +182,7 @@ class Outbound:
             self.queued_bytes -= size
             self.unsent.removed(size, emptied=not self.queued_bytes)
             data = batch[0] if len(batch) == 1 else b"".join(batch)
-            transport.write(data if socket.tls is None else socket.sealed(data))
+            transport.write(data if socket.bare else socket.sealed(data))
         if self._stalled and self.queued_bytes <= self.stall_above:
             self._release_stalled()
 

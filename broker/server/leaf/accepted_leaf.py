@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from broker.accounts.identity import Credentials, Identity
-from broker.config.options import Permissions
+from broker.config.options import Compression, Permissions
 from broker.server.client.close_reason import Reason
+from broker.server.leaf import leaf_compression
 from broker.server.leaf.leaf_connection import LeafConnection
 from broker.server.leaf.leaf_profile import LEAFNODE
 from broker.server.leaf.leaf_rules import hub_rules
@@ -45,6 +46,13 @@ class LeafConnect(msgspec.Struct):
     gateway: str = ""
     remote_account: str = ""
     lang: str = ""
+    compress_mode: str = ""
+
+
+class LeafInfo(msgspec.Struct):
+    """What a leaf node says before its CONNECT, if it wants compression."""
+
+    compression: str = ""
 
 
 class AcceptedLeaf(LeafConnection):
@@ -55,7 +63,7 @@ class AcceptedLeaf(LeafConnection):
 
     def begin(self) -> None:
         self.nonce = nonce()
-        tls = self.profile.tls
+        tls = None if self.framed else self.profile.tls
         if tls is None:
             self._send_info()
             self.timers.await_connect()
@@ -72,12 +80,37 @@ class AcceptedLeaf(LeafConnection):
             self._send_info()
         self.timers.await_connect()
 
+    @property
+    def wanted_compression(self) -> Compression:
+        return self.profile.options.compression
+
     def _send_info(self) -> None:
-        self.queue(self.profile.leaf_info_line(cid=self.cid, nonce=self.nonce))
+        mode = "" if self.ws_compressed else self.wanted_compression.mode
+        self._info(leaf_compression.offered(mode))
         self.outbound.flush()
 
+    def _info(self, compression: str) -> None:
+        self.queue(
+            self.profile.leaf_info_line(cid=self.cid, nonce=self.nonce, compression=compression)
+        )
+
     def received_info(self, text: bytes) -> None:
-        """Only a server that wants to compress sends one before its CONNECT; we never offer it."""
+        """A server that wants to compress sends one before its CONNECT."""
+        if self.compression or self.sink is not None:
+            return
+        try:
+            said = msgspec.json.decode(text, type=LeafInfo)
+            compressed = self.choose_compression(said.compression)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            logger.debug("%s - INFO: %s", self.label, error)
+            self.close(Reason.PROTOCOL_VIOLATION)
+            return
+        except leaf_compression.UnknownCompression as unknown:
+            self.fail(str(unknown), Reason.PROTOCOL_VIOLATION)
+            return
+        if compressed:
+            self.start_compression()
+            self._info(leaf_compression.named(self.wanted_compression, self.compression))
 
     def received_error(self, text: str) -> None:
         logger.error("%s - Leafnode Error '%s'", self.label, text)
@@ -125,7 +158,7 @@ class AcceptedLeaf(LeafConnection):
         least = self.profile.options.min_version
         if least and _version(said.version) < _version(least):
             return f'connection rejected since minimum version required is "{least}"'
-        return "" if not said.is_hub else "this server cannot be the leaf node of one that dials it"
+        return ""
 
     async def _identify_slowly(self, given: Credentials) -> None:
         identify, passwords = self.profile.authenticator.identify, self.profile.context.passwords
@@ -148,6 +181,8 @@ class AcceptedLeaf(LeafConnection):
         self.remote_name, self.remote_id = said.name, said.server_id
         self.remote_account, self.remote_version = said.remote_account, said.version
         self.user = identity.user
+        self.isolated = self.isolated or said.isolate
+        self.compression = self.compression or said.compress_mode or leaf_compression.NOT_SUPPORTED
         self.timers.connect_seen()
         self.timers.end_at(identity.expires, identity.farewell)
         options = profile.server_options
@@ -159,7 +194,7 @@ class AcceptedLeaf(LeafConnection):
         )
         self.enter(
             profile.context.account(identity.account),
-            kind=SinkKind.LEAF,
+            kind=SinkKind.HUB if said.is_hub else SinkKind.LEAF,
             cluster=said.cluster,
             limits=limits,
             headers=said.headers and options.headers,

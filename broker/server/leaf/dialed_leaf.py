@@ -14,8 +14,9 @@ from urllib.parse import SplitResult, unquote
 
 import msgspec
 
-from broker.config.options import VERSION, LeafRemote, Permissions, SubjectRules
+from broker.config.options import VERSION, Compression, LeafRemote, Permissions, SubjectRules
 from broker.server.client.close_reason import Reason
+from broker.server.leaf import leaf_compression
 from broker.server.leaf.accepted_leaf import SAME_CLUSTER
 from broker.server.leaf.leaf_connection import LOOP_PAUSE_S, LeafConnection, LeafTable
 from broker.server.leaf.leaf_profile import LeafProfile
@@ -48,6 +49,8 @@ class HubInfo(msgspec.Struct):
     connect_info: bool = False
     remote_account: str = ""
     leafnode_urls: list[str] | None = None
+    ws_connect_urls: list[str] | None = None
+    compression: str = ""
     import_: _Lists | None = msgspec.field(default=None, name="import")
     export: _Lists | None = None
 
@@ -66,6 +69,7 @@ class DialedLeaf(LeafConnection):
     ) -> None:
         super().__init__(profile, table, loop)
         self.remote = remote
+        self.isolated = self.isolated or remote.isolated
         self.pause_s = 0.0  # before the next attempt, if the hub has named a reason to wait
         self.discovered: list[str] = []
         self._url = url
@@ -76,8 +80,12 @@ class DialedLeaf(LeafConnection):
     def begin(self) -> None:
         self._wait(self.remote.first_info_timeout_ns / 1e9, "first INFO")
         tls = self.remote.tls
-        if tls is not None and tls.handshake_first:
+        if tls is not None and tls.handshake_first and not self.framed:
             self._start_tls()
+
+    @property
+    def wanted_compression(self) -> Compression:
+        return self.remote.compression
 
     def _wait(self, seconds: float, what: str) -> None:
         self._patience = self.loop.call_later(seconds, self._too_late, what)
@@ -103,7 +111,7 @@ class DialedLeaf(LeafConnection):
 
     def secured(self) -> None:
         if self._greeted:
-            self._connect()
+            self._agree()
 
     # -- the handshake ----------------------------------------------------------------------
 
@@ -114,8 +122,9 @@ class DialedLeaf(LeafConnection):
             logger.error("%s - INFO: %s", self.label, error)
             self.close(Reason.PROTOCOL_VIOLATION)
             return
-        if info.leafnode_urls:
-            self.discovered = info.leafnode_urls
+        found = info.ws_connect_urls if self.framed else info.leafnode_urls
+        if found:
+            self.discovered = found
         if self._greeted:
             self._info_again(info)
             return
@@ -123,16 +132,38 @@ class DialedLeaf(LeafConnection):
             logger.error("%s - attempted to connect to wrong port", self.label)
             self.close(Reason.WRONG_PORT)
             return
-        self._greeted = True
         self._info = info
         self.remote_name, self.remote_id = info.server_name or info.server_id, info.server_id
         self._waited()
+        if self.compression:  # this one came compressed
+            self._greeted = True
+            self._connect()
+            return
         secure = info.tls_required or self.remote.tls is not None or self._url.scheme == "tls"
-        if secure and self.socket.tls is None:
+        if secure and self.socket.tls is None and not self.framed:
+            self._greeted = True
             self._wait(CONNECT_WITHIN_S, "TLS handshake")
             self._start_tls()
         else:
+            self._agree()
+
+    def _agree(self) -> None:
+        """On compression: with it, the hub's INFO comes again, and this time counts."""
+        self._waited()
+        try:
+            compressed = self.choose_compression(self._info.compression)
+        except leaf_compression.UnknownCompression as unknown:
+            logger.error("%s - %s", self.label, unknown)
+            self.fail(str(unknown), Reason.PROTOCOL_VIOLATION)
+            return
+        self._greeted = not compressed
+        if not compressed:
             self._connect()
+            return
+        mode = leaf_compression.named(self.wanted_compression, self.compression)
+        self.queue(self.profile.leaf_info_line(cid=self.cid, compression=mode))
+        self.start_compression()
+        self._wait(CONNECT_WITHIN_S, "compressed INFO")
 
     def _connect(self) -> None:
         self._waited()
@@ -154,6 +185,9 @@ class DialedLeaf(LeafConnection):
             "jetstream": options.jetstream is not None,
             "deny_pub": [subject.decode() for subject in self.remote.deny_imports],
             "remote_account": self.remote.account,
+            "compress_mode": self.compression,
+            "is_hub": self.remote.hub,
+            "isolate": self.remote.request_isolation,
             "protocol": 1,
         }
         said = {key: value for key, value in (document | login).items() if value}
@@ -205,7 +239,7 @@ class DialedLeaf(LeafConnection):
         self.remote_account = info.remote_account
         self.enter(
             self.profile.context.account(self.remote.account),
-            kind=SinkKind.HUB,
+            kind=SinkKind.LEAF if self.remote.hub else SinkKind.HUB,
             cluster=self._info.cluster,
             limits=self._rules(info),
             headers=self._info.headers and self.profile.server_options.headers,

@@ -1,10 +1,11 @@
 """One leaf node connection, from its socket to its end, whichever side has dialed.
 
-Owns: the parts of the connection (socket, buffer, timers, operations), its sink while the other
-server is admitted, and what that server is told of our subscriptions.
+Owns: the parts of the connection (socket, buffer, timers, operations), its S2 streams, its sink
+while the other server is admitted, and what that server is told of our subscriptions.
 May not touch: who may connect (accepted_leaf.py) and what we present to a hub (dialed_leaf.py).
 Bounds: the buffer of a client (broker/server/client/outbound.py); subscriptions are told and
-removed STEP at a time, in turns of their account.
+removed STEP at a time, in turns of their account; of a compressed stream, one chunk is unpacked at
+a time, and none while reading is paused.
 Spec: leaf node protocol; loops are found by a subject of each account that must not come back."""
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from itertools import islice
 from typing import Protocol
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
+from broker.compression.s2 import BadS2
+from broker.compression.s2_stream import S2Reader, S2Writer
+from broker.config.options import Compression
 from broker.server.client.client_socket import ClientSocket
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.outbound import Outbound
 from broker.server.client.tls import TlsFailed
+from broker.server.leaf import leaf_compression
 from broker.server.leaf.announced_interest import AnnouncedInterest
 from broker.server.leaf.leaf_operations import LeafOperations
 from broker.server.leaf.leaf_profile import LeafProfile
 from broker.server.leaf.leaf_rules import LOOP_PREFIX, LeafRules
 from broker.server.leaf.leaf_sink import LeafSink
+from broker.server.listeners.framed_transport import FramedTransport
 from broker.server.process.log import logger
-from broker.subjects import SinkKind, Subscription
+from broker.subjects import LEAF_LINKS, SinkKind, Subscription
 
 STEP = 100  # subscriptions told, or removed, in one turn of the loop
 LOOP_PAUSE_S = 30.0  # before a loop is tried again
@@ -61,7 +67,7 @@ class LeafConnection(asyncio.Protocol):
         self.outbound = Outbound(loop, self.socket, self, account.unsent, context.flushes)
         self.outbound.set_limits(
             max_pending=limits.max_pending,
-            write_deadline_ns=limits.write_deadline_ns,
+            write_deadline_ns=profile.options.write_deadline_ns or limits.write_deadline_ns,
             stall_producers=limits.stall_producers,
         )
         self.queue = self.outbound.queue
@@ -74,6 +80,13 @@ class LeafConnection(asyncio.Protocol):
         self.remote_id = ""
         self.remote_account = ""
         self.started = time.time()
+        self.compression = ""  # of what we send; "" while that is not agreed
+        self.framed = False  # over WebSocket: TLS, if any, is below it
+        self.ws_compressed = False
+        self.isolated = profile.options.isolated
+        self._begun = time.perf_counter()
+        self._packer: S2Writer | None = None
+        self._unpacker: S2Reader | None = None
         self.reason: Reason | None = None
         self.on_end: Callable[[LeafConnection], None] | None = None
         self._interest = AnnouncedInterest()
@@ -89,6 +102,11 @@ class LeafConnection(asyncio.Protocol):
 
     @abstractmethod
     def received_error(self, text: str) -> None: ...
+
+    @property
+    @abstractmethod
+    def wanted_compression(self) -> Compression:
+        """What the configuration says for this connection."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -110,7 +128,7 @@ class LeafConnection(asyncio.Protocol):
             return
         tls = self.socket.tls
         if tls is None:
-            self.operations.receive(chunk)
+            self._received(chunk)
             return
         before = tls.established
         try:
@@ -125,9 +143,35 @@ class LeafConnection(asyncio.Protocol):
             self.timers.handshake_done()
             self.secured()
         if plain and not self.outbound.closed:
-            self.operations.receive(plain)
+            self._received(plain)
         if tls.ended:
             self.close(Reason.CLIENT_CLOSED)
+
+    def _received(self, data: bytes) -> None:
+        if self._unpacker is None:
+            self.operations.receive(data)
+        else:
+            self._unpacker.feed(data)
+            self._unpack()
+
+    def _unpack(self) -> None:
+        unpacker, turns = self._unpacker, self.profile.context.turns
+        if unpacker is None:
+            return
+        try:
+            while unpacker.more and not self.socket.reading_pauses and not self.closed:
+                began = time.perf_counter()
+                data = unpacker.read()
+                turns.used(self.account.name, time.perf_counter() - began)
+                if data:
+                    self.operations.receive(data)
+        except BadS2 as error:
+            logger.error("%s - read error: s2: %s", self.label, error)
+            self.close(Reason.READ_ERROR)
+
+    def peer_ended(self) -> None:
+        """A close frame of WebSocket came."""
+        self.close(Reason.CLIENT_CLOSED)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(Reason.CLIENT_CLOSED if error is None else Reason.READ_ERROR)
@@ -145,6 +189,36 @@ class LeafConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         self.socket.resume_reading()
+        if self._unpacker is not None and self._unpacker.more:
+            self.loop.call_soon(self._unpack)
+
+    # -- compression ------------------------------------------------------------------------
+
+    def choose_compression(self, theirs: str) -> bool:
+        """The other side has named its mode. Whether both send S2 streams from now on. Raises
+        UnknownCompression."""
+        ours, rtt_s = self.wanted_compression, time.perf_counter() - self._begun
+        self.compression = leaf_compression.chosen(
+            ours, "off" if self.ws_compressed else theirs, rtt_s
+        )
+        return leaf_compression.wanted(self.compression)
+
+    def start_compression(self) -> None:
+        self.outbound.flush()
+        self._packer = S2Writer(packed=self.compression != leaf_compression.UNCOMPRESSED)
+        below = self.socket.transport
+        if isinstance(below, FramedTransport):
+            below.pack(self._packer)
+        else:
+            self._unpacker = S2Reader()
+            self.socket.pack(self._packer)
+
+    def heard_pong(self) -> None:
+        """The round trip time is known again."""
+        ours = self.wanted_compression
+        if self._packer is not None and ours.mode == leaf_compression.AUTO:
+            self.compression = leaf_compression.level(ours, self.timers.rtt_s)
+            self._packer.packed = self.compression != leaf_compression.UNCOMPRESSED
 
     # -- the account ------------------------------------------------------------------------
 
@@ -155,7 +229,7 @@ class LeafConnection(asyncio.Protocol):
         self.outbound.enter_account(account.unsent)
         self.sink = LeafSink(
             self.cid, account, self.profile.context.router, kind=kind, cluster=cluster,
-            outbound=self.outbound, socket=self.socket, limits=limits,
+            outbound=self.outbound, reading=self, limits=limits,
         )  # fmt: skip
         self.sink.headers_ok = headers
         return self.sink
@@ -208,7 +282,7 @@ class LeafConnection(asyncio.Protocol):
         """A leaf node hears of everything but its own subscriptions and those of its cluster; a hub
         hears of what is connected to this very node."""
         ours, sink = self.sink, sub.sink
-        if ours is None or sink is ours:
+        if ours is None or sink is ours or (self.isolated and sink.kind in LEAF_LINKS):
             return False
         if ours.kind is SinkKind.HUB:
             near = sink.kind is not SinkKind.ROUTE and sink.kind is not SinkKind.HUB
@@ -338,6 +412,11 @@ class LeafConnection(asyncio.Protocol):
     @property
     def label(self) -> str:
         return f"{self.socket.host}:{self.socket.port} - lid:{self.cid}"
+
+    @property
+    def account(self) -> Account:
+        sink = self.sink
+        return self.profile.context.account(GLOBAL_ACCOUNT) if sink is None else sink.account
 
     @property
     def authorized(self) -> bool:

@@ -75,6 +75,12 @@ class LeafListener:
     def _dial(self, hub: RemoteHub) -> None:
         self._context.spawn(hub.run(), name=f"leafnode remote {hub.remote.urls[0]}")
 
+    def framed(self, loop: asyncio.AbstractEventLoop, compressed: bool) -> AcceptedLeaf:  # noqa: FBT001
+        """A leaf node that comes over WebSocket."""
+        connection = AcceptedLeaf(self.profile, self._table, loop)
+        connection.framed, connection.ws_compressed = True, compressed
+        return connection
+
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         shown = listening.join_host_port(self._options.host, self.port)

@@ -90,6 +90,8 @@ class LeafProfile(ListenerProfile):
 
     def urls(self) -> list[str]:
         """Where leaf nodes can connect (host:port): to this server."""
+        if not self.port:
+            return []
         return listening.advertised(self.options.host, self.port, self.options.advertise)
 
     def leaf_info_line(
@@ -97,6 +99,7 @@ class LeafProfile(ListenerProfile):
         *,
         cid: int,
         nonce: str = "",
+        compression: str = "",
         account: str = "",
         permissions: Permissions | None = None,
     ) -> bytes:
@@ -117,6 +120,8 @@ class LeafProfile(ListenerProfile):
             if self.options.tls.verify:
                 document["tls_verify"] = True
         document["leafnode_urls"] = self.urls()
+        own = {"ws_connect_urls": self.context.urls.all_websocket(), "compression": compression}
+        document |= {name: value for name, value in own.items() if value}
         if nonce:
             document["nonce"] = nonce
         if account:

@@ -16,11 +16,13 @@ from broker.server.client.close_reason import Reason
 from broker.server.leaf.dialed_leaf import DialedLeaf
 from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.leaf.leaf_profile import LeafProfile
+from broker.server.leaf.leaf_websocket import SCHEMES, LeafWebSocket
 from broker.server.process.log import logger
+from broker.server.process.remote_login import LoginFailed, tls_context
 
-DIAL_WITHIN_S = 5.0
 JITTER = 0.25  # of the pause between two attempts
 DEFAULT_PORT = 7422
+HTTP_PORT, HTTPS_PORT = 80, 443
 REPORT_EVERY = 60  # failed attempts between two log lines, after the first
 DISCOVERED_MAX = 64  # URLs of the hub's cluster that are remembered
 
@@ -75,16 +77,16 @@ class RemoteHub:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
-        def build() -> DialedLeaf:
-            made = DialedLeaf(self._profile, self._table, loop, remote=self.remote, url=url)
-            made.on_end = lambda _: None if ended.done() else ended.set_result(None)
-            return made
+        def end(_: object = None) -> None:
+            if not ended.done():
+                ended.set_result(None)
 
+        connection = DialedLeaf(self._profile, self._table, loop, remote=self.remote, url=url)
+        connection.on_end = end
         try:
-            async with asyncio.timeout(DIAL_WITHIN_S):
-                host, port = url.hostname or "", url.port or DEFAULT_PORT
-                _, connection = await loop.create_connection(build, host, port)
-        except (OSError, TimeoutError) as error:
+            async with asyncio.timeout(self._dial_within_s):
+                await self._open(connection, url, end)
+        except (OSError, TimeoutError, LoginFailed) as error:
             if attempt % REPORT_EVERY == 0:
                 reason = str(error) or "timeout"
                 logger.error("Error trying to connect as leafnode to remote server: %s", reason)
@@ -95,6 +97,36 @@ class RemoteHub:
         if not self.remote.ignore_discovered_servers:
             self._discovered = self._usable(connection.discovered, url)
         return connection.pause_s
+
+    @property
+    def _dial_within_s(self) -> float:
+        return (self.remote.dial_timeout_ns or self._profile.options.dial_timeout_ns) / 1e9
+
+    async def _open(
+        self, connection: DialedLeaf, url: SplitResult, end: Callable[[], None]
+    ) -> None:
+        """Raises OSError, LoginFailed."""
+        loop, host = connection.loop, url.hostname or ""
+        if url.scheme not in SCHEMES:
+            await loop.create_connection(lambda: connection, host, url.port or DEFAULT_PORT)
+            return
+        secure = url.scheme == "wss" or self.remote.tls is not None
+        websocket = LeafWebSocket(
+            connection,
+            self.remote,
+            url,
+            loop=loop,
+            turns=self._profile.context.turns,
+            max_payload=self._profile.server_options.limits.max_payload,
+            refused=end,
+        )
+        await loop.create_connection(
+            lambda: websocket,
+            host,
+            url.port or (HTTPS_PORT if secure else HTTP_PORT),
+            ssl=tls_context(self.remote.tls) if secure else None,
+            server_hostname=host if secure else None,
+        )
 
     def _usable(self, found: Sequence[str], url: SplitResult) -> list[str]:
         """With the scheme and credentials of the URL that told us of them."""

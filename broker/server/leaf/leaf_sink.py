@@ -10,9 +10,9 @@ Spec: leaf node protocol, LS+, LS-, LMSG and HMSG."""
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from broker.accounts import Account
-from broker.server.client.client_socket import ClientSocket
 from broker.server.client.outbound import Outbound
 from broker.server.leaf.leaf_rules import LeafRules
 from broker.server.routing.router import Router
@@ -23,6 +23,14 @@ from broker.wire import PubRun, encode_leaf
 WEIGHT_MAX = 1024  # members of a queue group: each is an entry of the group's list
 QUEUED_BYTES_MAX = 1 << 20  # collected in a turn of the loop before it is encoded
 EVERYTHING: frozenset[bytes] = frozenset()
+
+
+class PausedReading(Protocol):
+    """The connection, whose messages may have to wait for slow subscribers."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
 
 class LeafSink:
@@ -43,7 +51,7 @@ class LeafSink:
         kind: SinkKind,
         cluster: str,
         outbound: Outbound,
-        socket: ClientSocket,
+        reading: PausedReading,
         limits: LeafRules,
     ) -> None:
         self.cid = cid
@@ -57,8 +65,8 @@ class LeafSink:
         self.subs: dict[tuple[bytes, bytes], Subscription] = {}
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0
         self.refused = b""  # a subject that may not come from there
-        self.pause_reading = socket.pause_reading
-        self.resume_reading = socket.resume_reading
+        self.pause_reading = reading.pause_reading
+        self.resume_reading = reading.resume_reading
         self._outbound = outbound
         self._router = router
         self._queued: list[TargetedRows] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from http import HTTPStatus
 
 from broker.accounts.authentication import Authenticator
@@ -18,6 +19,7 @@ from broker.config.options import Authorization, Options, TlsOptions, WebSocketO
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.client.tls import load_context, renew
+from broker.server.listeners.framed_transport import FramedConnection
 from broker.server.listeners.websocket import WebSocket
 from broker.server.process import listening
 from broker.server.process.log import logger
@@ -28,6 +30,9 @@ from broker.wire.websocket import Deflater
 
 HANDSHAKE_SECONDS = 10.0  # when the configuration sets none
 WAITING_MAX = 4096
+
+
+LeafConnections = Callable[[asyncio.AbstractEventLoop, bool], FramedConnection]
 
 
 class WebSocketListener(ListenerProfile):
@@ -49,6 +54,8 @@ class WebSocketListener(ListenerProfile):
         self._listener: asyncio.Server | None = None
         self._authenticator: Authenticator | None = None
         self.port = 0
+        # Set where leaf nodes may connect: makes a connection; whether its frames are compressed.
+        self.leaf_connection: LeafConnections | None = None
         self.reconfigure(context.settings.options)
 
     @property
@@ -125,10 +132,14 @@ class WebSocketListener(ListenerProfile):
     def check_path(self, path: str) -> None:
         """Raises UpgradeRefused for the paths of protocols that are not served here."""
         for name in ("leafnode", "mqtt"):
-            if path.endswith(f"/{name}"):
+            served = name == "leafnode" and self.leaf_connection is not None
+            if path.endswith(f"/{name}") and not served:
                 raise UpgradeRefused(f"{name} websocket endpoint not enabled", HTTPStatus.NOT_FOUND)
 
-    def connection(self, agreed: Upgrade, loop: asyncio.AbstractEventLoop) -> Connection:
+    def connection(self, agreed: Upgrade, loop: asyncio.AbstractEventLoop) -> FramedConnection:
+        if agreed.path.endswith("/leafnode") and self.leaf_connection is not None:
+            return self.leaf_connection(loop, agreed.compression)
+
         def cookie(name: str) -> str:
             return agreed.cookies.get(name, "") if name else ""
 

@@ -147,6 +147,13 @@ KEYS: dict[str, tuple[str, ...]] = {
         '{ remotes: [ { url: "nats://h:7422", isolate: true } ] }', '{ port: 7422, advertise: "h:1" }',
         '{ remotes: [ { url: "nats://h:7422", compression: s2_fast } ] }', "{ port: 7422, write_deadline: 2s }",
         '{ remotes: [ { url: "nats://h:7422", jetstream_cluster_migrate: true } ] }',
+        "{ port: 7422, compression: true }", "{ port: 7422, compression: nothing }", "{ port: 7422, compression: 1 }",
+        "{ port: 7422, compression: { mode: s2_auto, rtt_thresholds: [10ms, 20ms] } }",
+        "{ port: 7422, compression: { mode: s2_auto, rtt_thresholds: [20ms, 10ms] } }",
+        "{ port: 7422, compression: { nothing: 1 } }", "{ port: 7422, dial_timeout: 2s }",
+        '{ remotes: [ { urls: ["ws://h:80", "nats://h:7422"] } ] }', '{ remotes: [ { url: "wss://h:443/x" } ] }',
+        '{ remotes: [ { url: "ws://h:80", ws_compression: true, ws_no_masking: true } ] }',
+        '{ remotes: [ { url: "nats://h:7422", request_isolation: true, dial_timeout: 3s } ] }',
         '{ port: 7422, isolate_leafnode_interest: true }', '{ remotes: [ { url: "nats://h:7422" } ] }\n'
         'cluster: { name: c, port: 6222 }\nserver_name: n\njetstream: { domain: a }',
     ),

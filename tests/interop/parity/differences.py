@@ -33,11 +33,6 @@ REFUSED_KEYS = (
     "cluster: { port: 6222, permissions",
 )  # fmt: skip
 LEAF_NODES = (
-    'leafnodes: { remotes: [[] { url: "ws://', "leafnodes: { port: 7422, compression: s2",
-    'leafnodes: { remotes: [[] { url: "nats://h:7422", compression: s2',
-    'leafnodes: { remotes: [[] { url: "nats://h:7422", hub',
-    'leafnodes: { remotes: [[] { url: "nats://h:7422", isolate',
-    "leafnodes: { port: 7422, isolate", "leafnodes: { port: 7422, write_deadline",
     'leafnodes: { remotes: [[] { url: "nats://h:7422", jetstream_cluster_migrate',
     'leafnodes: { remotes: [[] { url: "nats://h:7422" } ] }?cluster',
 )  # fmt: skip
@@ -227,10 +222,9 @@ DESIGN = (
     ),
     ByDesign(
         "Configuration",
-        "refused for leaf nodes: WebSocket URLs, `compression` other than off, `hub`, `isolate`, "
-        "`isolate_leafnode_interest`, `write_deadline`, `jetstream_cluster_migrate`, a proxy, and "
+        "refused for leaf nodes: `jetstream_cluster_migrate`, `write_timeout`, a proxy, and "
         "remotes of a cluster with JetStream (a remote of a single server with JetStream, and one of "
-        "a cluster without, work)",
+        "a cluster without, work); `s2_better` and `s2_best` compress as `s2_fast`",
         "accepted",
         "not supported; every node of a cluster with JetStream would store what the hub sends",
         _files(LEAF_NODES),

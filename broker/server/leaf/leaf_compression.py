@@ -1,0 +1,60 @@
+"""Which compression a leaf node connection uses, in our direction.
+
+Owns: the choice, from what both sides are configured with and the round trip time.
+May not touch: sockets; how a stream is written (broker/compression).
+Spec: nats-server. Each side chooses for what it sends. The hub names its mode in INFO; a leaf node
+that wants compression answers with an INFO of its own, after which both sides send S2 streams, and
+the hub repeats its INFO in one. `s2_auto` chooses by round trip time, again after each PONG. Better
+and best compress as fast does: there is one encoder."""
+
+from __future__ import annotations
+
+from broker.config.options import Compression
+
+NOT_SUPPORTED, OFF, ACCEPT, AUTO = "not supported", "off", "accept", "s2_auto"
+LEVELS = ("s2_uncompressed", "s2_fast", "s2_better", "s2_best")
+UNCOMPRESSED, FAST = LEVELS[:2]
+
+
+class UnknownCompression(Exception):
+    """str() is the error for the other side."""
+
+
+def wanted(mode: str) -> bool:
+    """Whether a side with this mode wants an S2 stream; that of `s2_uncompressed` is one, too."""
+    return mode not in ("", OFF, NOT_SUPPORTED)
+
+
+def chosen(ours: Compression, theirs: str, rtt_s: float) -> str:
+    """The mode of what we send. `theirs` is what the other side has named: "" if it is too old.
+    Raises UnknownCompression."""
+    if not wanted(ours.mode):
+        return ours.mode if theirs else NOT_SUPPORTED
+    if theirs in ("", NOT_SUPPORTED):
+        return NOT_SUPPORTED
+    if theirs == OFF or theirs == ours.mode == ACCEPT:
+        return OFF
+    if theirs not in (ACCEPT, AUTO, *LEVELS):
+        raise UnknownCompression(f'unsupported leafnode compression mode "{theirs}"')
+    if ours.mode == ACCEPT:
+        return FAST if theirs == AUTO else theirs
+    return level(ours, rtt_s) if ours.mode == AUTO else ours.mode
+
+
+def level(ours: Compression, rtt_s: float) -> str:
+    """What `s2_auto` does at this round trip time."""
+    thresholds = ours.thresholds_ns
+    for place, threshold_ns in enumerate(thresholds):
+        if rtt_s * 1e9 <= threshold_ns:
+            return LEVELS[min(place, len(LEVELS) - 1)]
+    return LEVELS[3] if len(thresholds) >= 3 else LEVELS[len(thresholds) - 1]
+
+
+def offered(mode: str) -> str:
+    """How a hub's first INFO names its mode; "": not at all, as an old server."""
+    return "" if mode == NOT_SUPPORTED else mode
+
+
+def named(ours: Compression, mode: str) -> str:
+    """The mode as INFO names it."""
+    return AUTO if ours.mode == AUTO else mode
