@@ -25,11 +25,13 @@ from broker.cluster.meta.node_table import Standing
 from broker.cluster.meta.placement import PlacementView, node_loads
 from broker.cluster.meta.repair import Repair
 from broker.cluster.node_files import NodeFiles
+from broker.cluster.peers.hub_speaker import HubSpeaker
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed
 from broker.config.options import JetStreamOptions
 from broker.jetstream.errors import JetStreamError
+from broker.server.leaf.leaf_nodes import LeafNodes
 from raft import NodeId, RaftError
 
 logger = logging.getLogger("jetraft.cluster")
@@ -41,6 +43,7 @@ class AdvertisedServer(Protocol):
     """The server, as far as peers tell clients about it."""
 
     lame_duck: bool
+    leafs: LeafNodes
 
     def client_urls(self) -> list[str]: ...
     def ws_urls(self) -> list[str]: ...
@@ -126,6 +129,8 @@ class ClusterNodes:
         self.joining.start()
         self.balance.start()
         self.mesh.on_peer(self.founding.peer_changed)
+        if self.mesh.options is not None:
+            self._speak_to_hubs()
         voters = MetaVoters(
             self.meta_group,
             self.meta_group.assignments.nodes,
@@ -139,6 +144,12 @@ class ClusterNodes:
         self.spawn(self.repair.run(), "repair")
         self.spawn(self.balance.run(), "leader balance")
         self.founding.start()
+
+    def _speak_to_hubs(self) -> None:
+        speaker = HubSpeaker(self.mesh, lambda: self.members.nodes)
+        self.server.leafs.observers.append(speaker)
+        self.mesh.on_peer(speaker.peer_changed)
+        self.members.on_change.append(speaker.review)
 
     def placement(self) -> PlacementView:
         members = self.members.placeable

@@ -30,11 +30,11 @@ class StreamRequest:
 
 @dataclass(slots=True)
 class StreamRequestSink:
-    """A SERVICE sink: the last token of the subject names the stream."""
+    """A SHARED sink: the last token of the subject names the stream."""
 
     prefix: str
     take: Callable[[StreamRequest], None]
-    kind: SinkKind = SinkKind.SERVICE
+    kind: SinkKind = SinkKind.SHARED
 
     def subscriptions(self, account: Account) -> list[Subscription]:
         subject = self.prefix.encode() + b"*"

@@ -34,6 +34,3 @@ def check_leafnodes(options: Options, leafnodes: LeafNodeOptions) -> None:
             raise BadLeafNodes(
                 f'cannot find local account "{remote.account}" specified in leafnode remote'
             )
-    if leafnodes.remotes and options.cluster is not None and options.jetstream is not None:
-        # Each node would tell the hub of the same streams, and store what comes from it once more.
-        raise BadLeafNodes("not supported yet: leafnode remotes of a cluster with JetStream")

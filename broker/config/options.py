@@ -369,7 +369,7 @@ class WebSocketOptions(Struct, frozen=True):
     ping_interval_ns: int = 0  # 0 = as on the client port
 
 
-class Compression(Struct, frozen=True):
+class LinkCompression(Struct, frozen=True):
     """How a connection to another server is compressed."""
 
     mode: str = "s2_auto"
@@ -395,7 +395,7 @@ class LeafRemote(Struct, frozen=True):
     hub: bool = False  # we are the hub, though we dial
     isolated: bool = False  # it does not hear of the subscriptions of other leaf nodes
     request_isolation: bool = False  # and we do not hear of those over there
-    compression: Compression = Compression()
+    compression: LinkCompression = LinkCompression()
     ws_compression: bool = False
     ws_no_masking: bool = False
 
@@ -413,7 +413,7 @@ class LeafNodeOptions(Struct, frozen=True):
     reconnect_ns: int = SECOND
     dial_timeout_ns: int = SECOND
     write_deadline_ns: int = 0  # 0: that of clients
-    compression: Compression = Compression()
+    compression: LinkCompression = LinkCompression()
     isolated: bool = False  # no leaf node hears of the subscriptions of another
     remotes: tuple[LeafRemote, ...] = ()
 

@@ -14,6 +14,7 @@ from broker.subjects.overlap import PatternIndex, any_included, any_overlap, fir
 from broker.subjects.patterns import Patterns
 from broker.subjects.steps import STEP_ITEMS, Steps, TooManySteps, finish
 from broker.subjects.subscription import (
+    CLUSTER_WIDE,
     LEAF_LINKS,
     LINKS,
     NOTICED,
@@ -28,6 +29,7 @@ from broker.subjects.subscription import (
 from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
 __all__ = [
+    "CLUSTER_WIDE",
     "LEAF_LINKS",
     "LINKS",
     "NOTICED",

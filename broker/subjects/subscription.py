@@ -20,12 +20,16 @@ class SinkKind(Enum):
     LEAF = "leaf"  # a leaf node of ours: a server that takes part in one account
     HUB = "hub"  # the server whose leaf node we are
     STREAM = "stream"  # a stream that stores what matches
-    SERVICE = "service"  # a service of this server, such as the JetStream API
+    SERVICE = "service"  # a service of this server
+    SHARED = "cluster service"  # one that all nodes offer together: the JetStream API
 
 
 # Sinks that stand for all subscribers behind a link: a message crosses it once.
 LINKS = frozenset([SinkKind.ROUTE, SinkKind.LEAF, SinkKind.HUB])
 LEAF_LINKS = frozenset([SinkKind.LEAF, SinkKind.HUB])
+# What the cluster has as a whole, and every node offers to its clients. A hub hears of it from one
+# node only: its messages would be stored, or answered, as often as there are nodes.
+CLUSTER_WIDE = frozenset([SinkKind.STREAM, SinkKind.SHARED])
 # Subscribers that only this node can reach: other nodes are told of them.
 OWN = frozenset([SinkKind.CLIENT, SinkKind.LEAF])
 # Subscribers outside of this node that no other node tells us of.

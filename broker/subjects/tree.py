@@ -15,6 +15,7 @@ from broker.subjects.subscription import LEAF_LINKS, LINKS, OWN, SinkKind, Subsc
 CACHE_SUBJECTS_MAX = 8192  # per generation; two generations are kept, the older is dropped
 CACHE_WEIGHT_MAX = 1 << 19  # total entries of cached lists: bounds the memory of wide matches
 SERVICE_WEIGHT = 16
+_SERVICES = frozenset([SinkKind.SERVICE, SinkKind.SHARED])
 
 
 class Match:
@@ -35,11 +36,11 @@ class Match:
         self.spare = spare
         self.single = plain[0] if len(plain) == 1 and not queues else None
         # All sinks accept whole runs: adjacent messages with the same match are delivered together.
-        self.quick = self.single is not None and self.single.sink.kind is not SinkKind.SERVICE
+        self.quick = self.single is not None and self.single.sink.kind not in _SERVICES
         # Cost of one message, in deliveries. Services count more: they do more work per message.
         self.weight = sum(map(len, queues))
         for sub in plain:
-            self.weight += SERVICE_WEIGHT if sub.sink.kind is SinkKind.SERVICE else 1
+            self.weight += SERVICE_WEIGHT if sub.sink.kind in _SERVICES else 1
         self._local: list[list[Subscription]] | None = None
 
     def local_queues(self) -> list[list[Subscription]]:

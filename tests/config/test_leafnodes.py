@@ -112,11 +112,6 @@ def test_refused_with_a_position(tmp_path: Path, text: str, error: str) -> None:
             "{ user: a, password: b }, { user: a, password: c } ] } }",
             'duplicate user "a"',
         ),
-        (
-            'cluster { name: C, port: 1, routes: ["nats://h:1"] }\njetstream { }\n'
-            'leafnodes { remotes [ { url: "h:1" } ] }',
-            "leafnode remotes of a cluster with JetStream",
-        ),
         ("leafnodes { port: 1, tls { ca_file: x } }", "TLS Server certificate must be present"),
     ],
 )

@@ -101,7 +101,7 @@ _NEEDS_CURRENT_TABLE = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE}
 
 @dataclass(slots=True)
 class ApiService:
-    """One per node. A SERVICE sink in every account that has JetStream."""
+    """One per node. A SHARED sink in every account that has JetStream."""
 
     domain: bytes
     strict: bool
@@ -118,7 +118,7 @@ class ApiService:
     gets: MessageGets
     budget: RequestBudget
     spawn: Callable[[Awaitable[None], str], object]
-    kind: SinkKind = SinkKind.SERVICE
+    kind: SinkKind = SinkKind.SHARED
     # Requests answered, and errors among them: of each account, and of all under "".
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     # The router passes these in whole runs (broker/server/routing/bulk_service.py).

@@ -45,7 +45,7 @@ SUBJECTS = b"$JS.API.>"
 
 @dataclass(slots=True)
 class SystemApi:
-    """A SERVICE sink in the system account."""
+    """A SHARED sink in the system account."""
 
     account: Account
     otherwise: NoJetStream
@@ -56,7 +56,7 @@ class SystemApi:
     account_of: Callable[[str], Account]
     balance: Callable[[], Awaitable[int]]  # spread the leaders
     spawn: Callable[[Awaitable[None], str], object]
-    kind: SinkKind = SinkKind.SERVICE
+    kind: SinkKind = SinkKind.SHARED
 
     def subscriptions(self, account: Account) -> list[Subscription]:
         return [Subscription(self, account, SUBJECTS)]

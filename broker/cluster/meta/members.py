@@ -26,12 +26,15 @@ class ClusterMembers:
         self._peer_name = peer_name
         self.nodes: list[NodeId] = []  # members, also those that are draining or leaving
         self.placeable: list[NodeId] = []  # those that may get replicas
+        self.on_change: list[Callable[[], None]] = []
         self.removed = False  # this node was a member, and never will be again
 
     def refresh(self) -> None:
         """The table of nodes has changed."""
         self.nodes = sorted(NodeId(record.node) for record in self._table.present())
         self.placeable = sorted(self._table.placeable())
+        for callback in self.on_change:
+            callback()
 
     @property
     def clustered(self) -> bool:

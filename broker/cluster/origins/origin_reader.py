@@ -119,7 +119,7 @@ class OriginTarget(Protocol):
         """The result of an applied batch. Raises NotTaken."""
 
 
-SERVING = LINKS | {SinkKind.SERVICE}
+SERVING = LINKS | {SinkKind.SERVICE, SinkKind.SHARED}
 
 
 @dataclass(slots=True)

@@ -8,20 +8,84 @@ Spec: NATS server configuration, leafnodes."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
 from broker.config.file import unsupported_keys as known
 from broker.config.file import values
-from broker.config.file.compression_block import compression
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
-from broker.config.options import Authorization, LeafRemote, TlsOptions, User
+from broker.config.options import Authorization, LeafRemote, LinkCompression, TlsOptions, User
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
 
 ReadTls = Callable[[Map], dict[str, Any]]
+
+MODES = {
+    "not_supported": "not supported",
+    "disabled": "off",
+    "off": "off",
+    "false": "off",
+    "accept": "accept",
+    "auto": "s2_auto",
+    "s2_auto": "s2_auto",
+    "on": "s2_auto",
+    "enabled": "s2_auto",
+    "true": "s2_auto",
+    "fast": "s2_fast",
+    "s2_fast": "s2_fast",
+    "better": "s2_better",
+    "s2_better": "s2_better",
+    "best": "s2_best",
+    "s2_best": "s2_best",
+}
+THRESHOLDS_MAX = 4
+_THRESHOLDS = ("rtt_thresholds", "thresholds", "rtts", "rtt")
+
+
+def _compression(key: str, item: Item) -> LinkCompression:
+    """Raises BadValue."""
+    value = item.value
+    if isinstance(value, bool | str):
+        return LinkCompression(mode=_mode(str(value)))
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise BadValue(f'field "{key}" should be a boolean or a structure, got {kind}')
+    mode, thresholds = "s2_auto", LinkCompression().thresholds_ns
+    for raw, inner in value.items():
+        if raw.lower() == "mode":
+            mode = _mode(values.text(raw, inner))
+        elif raw.lower() in _THRESHOLDS:
+            thresholds = _thresholds(raw, inner)
+        else:
+            raise BadValue(f'unknown field "{raw}"')
+    return LinkCompression(mode, thresholds)
+
+
+def _mode(word: str) -> str:
+    mode = MODES.get(word.lower().replace(" ", "_"))
+    if mode is None:
+        raise BadValue(f'unsupported compression mode "{word}"')
+    return mode
+
+
+def _thresholds(key: str, item: Item) -> tuple[int, ...]:
+    if not isinstance(item.value, list):
+        raise BadValue(f'Expected "{key}" to be an array')
+    found = [max(0, values.duration(key, one)) for one in item.value]
+    used = [one for one in found if one]
+    if any(later < earlier for earlier, later in pairwise(used)):
+        raise BadValue("RTT threshold values should be in ascending order")
+    while found and not found[-1]:
+        found.pop()
+    if len(found) > THRESHOLDS_MAX:
+        raise BadValue(f"there should be no more than {THRESHOLDS_MAX} RTT thresholds")
+    if not found:
+        raise BadValue('compression mode "s2_auto" requires at least one RTT threshold')
+    return tuple(found)
+
 
 _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "host": ("host", values.text),
@@ -30,7 +94,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "advertise": ("advertise", values.text),
     "leafnode_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),
-    "compression": ("compression", compression),
+    "compression": ("compression", _compression),
     "dial_timeout": ("dial_timeout_ns", values.duration),
     "isolate": ("isolated", values.boolean),
     "isolate_leafnode_interest": ("isolated", values.boolean),
@@ -207,7 +271,7 @@ _REMOTE: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "isolate": ("isolated", values.boolean),
     "isolate_leafnode_interest": ("isolated", values.boolean),
     "request_isolation": ("request_isolation", values.boolean),
-    "compression": ("compression", compression),
+    "compression": ("compression", _compression),
     "dial_timeout": ("dial_timeout_ns", values.duration),
     "ws_compress": ("ws_compression", values.boolean),
     "ws_compression": ("ws_compression", values.boolean),

@@ -48,6 +48,8 @@ def _leaf(connection: LeafConnection, sink: LeafSink, *, subs: bool) -> Document
         document["subscriptions_list"] = [
             subject.decode(errors="replace") for subject, _ in sink.subs
         ]
+    if sink.kind is SinkKind.HUB:
+        document["speaks"] = sink.speaks
     return document | {"compression": connection.compression}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from broker.accounts.identity import Credentials, Identity
-from broker.config.options import Compression, Permissions
+from broker.config.options import LinkCompression, Permissions
 from broker.server.client.close_reason import Reason
 from broker.server.leaf import leaf_compression
 from broker.server.leaf.leaf_connection import LeafConnection
@@ -81,7 +81,7 @@ class AcceptedLeaf(LeafConnection):
         self.timers.await_connect()
 
     @property
-    def wanted_compression(self) -> Compression:
+    def wanted_compression(self) -> LinkCompression:
         return self.profile.options.compression
 
     def _send_info(self) -> None:

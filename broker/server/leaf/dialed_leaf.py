@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote
 
 import msgspec
 
-from broker.config.options import VERSION, Compression, LeafRemote, Permissions, SubjectRules
+from broker.config.options import VERSION, LeafRemote, LinkCompression, Permissions, SubjectRules
 from broker.server.client.close_reason import Reason
 from broker.server.leaf import leaf_compression
 from broker.server.leaf.accepted_leaf import SAME_CLUSTER
@@ -84,7 +84,7 @@ class DialedLeaf(LeafConnection):
             self._start_tls()
 
     @property
-    def wanted_compression(self) -> Compression:
+    def wanted_compression(self) -> LinkCompression:
         return self.remote.compression
 
     def _wait(self, seconds: float, what: str) -> None:

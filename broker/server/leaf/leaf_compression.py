@@ -9,7 +9,7 @@ and best compress as fast does: there is one encoder."""
 
 from __future__ import annotations
 
-from broker.config.options import Compression
+from broker.config.options import LinkCompression
 
 NOT_SUPPORTED, OFF, ACCEPT, AUTO = "not supported", "off", "accept", "s2_auto"
 LEVELS = ("s2_uncompressed", "s2_fast", "s2_better", "s2_best")
@@ -25,7 +25,7 @@ def wanted(mode: str) -> bool:
     return mode not in ("", OFF, NOT_SUPPORTED)
 
 
-def chosen(ours: Compression, theirs: str, rtt_s: float) -> str:
+def chosen(ours: LinkCompression, theirs: str, rtt_s: float) -> str:
     """The mode of what we send. `theirs` is what the other side has named: "" if it is too old.
     Raises UnknownCompression."""
     if not wanted(ours.mode):
@@ -41,7 +41,7 @@ def chosen(ours: Compression, theirs: str, rtt_s: float) -> str:
     return level(ours, rtt_s) if ours.mode == AUTO else ours.mode
 
 
-def level(ours: Compression, rtt_s: float) -> str:
+def level(ours: LinkCompression, rtt_s: float) -> str:
     """What `s2_auto` does at this round trip time."""
     thresholds = ours.thresholds_ns
     for place, threshold_ns in enumerate(thresholds):
@@ -55,6 +55,6 @@ def offered(mode: str) -> str:
     return "" if mode == NOT_SUPPORTED else mode
 
 
-def named(ours: Compression, mode: str) -> str:
+def named(ours: LinkCompression, mode: str) -> str:
     """The mode as INFO names it."""
     return AUTO if ours.mode == AUTO else mode

@@ -20,7 +20,7 @@ from typing import Protocol
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.compression.s2 import BadS2
 from broker.compression.s2_stream import S2Reader, S2Writer
-from broker.config.options import Compression
+from broker.config.options import LinkCompression
 from broker.server.client.client_socket import ClientSocket
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection_timers import ConnectionTimers
@@ -34,7 +34,7 @@ from broker.server.leaf.leaf_rules import LOOP_PREFIX, LeafRules
 from broker.server.leaf.leaf_sink import LeafSink
 from broker.server.listeners.framed_transport import FramedTransport
 from broker.server.process.log import logger
-from broker.subjects import LEAF_LINKS, SinkKind, Subscription
+from broker.subjects import CLUSTER_WIDE, LEAF_LINKS, SinkKind, Subscription
 
 STEP = 100  # subscriptions told, or removed, in one turn of the loop
 LOOP_PAUSE_S = 30.0  # before a loop is tried again
@@ -91,6 +91,8 @@ class LeafConnection(asyncio.Protocol):
         self.on_end: Callable[[LeafConnection], None] | None = None
         self._interest = AnnouncedInterest()
         self._untold: dict[Subscription, None] = {}
+        self._spoken: set[Subscription] = set()  # of the cluster as a whole, told by this node
+        self._reviewed: dict[Subscription, None] = {}  # such ones that may have to be told now
 
     # -- what each side does ----------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class LeafConnection(asyncio.Protocol):
 
     @property
     @abstractmethod
-    def wanted_compression(self) -> Compression:
+    def wanted_compression(self) -> LinkCompression:
         """What the configuration says for this connection."""
 
     @abstractmethod
@@ -256,8 +258,40 @@ class LeafConnection(asyncio.Protocol):
         if self._untold:
             self._later(self._tell_untold)
 
+    def speak(self, *, on: bool) -> None:
+        """To a hub: this node tells of what our cluster has as a whole from now on, or no longer
+        does (broker/cluster/peers/hub_speaker.py)."""
+        sink = self.sink
+        if sink is None or sink.speaks == on or self.closed:
+            return
+        sink.speaks = on
+        self._reviewed = dict.fromkeys(sink.account.subs if on else self._spoken)
+        self._review()
+
+    def _review(self) -> None:
+        if self.closed:
+            return
+        for sub in list(islice(self._reviewed, STEP)):
+            del self._reviewed[sub]
+            if sub.sink.kind in CLUSTER_WIDE and sub not in self._untold:
+                self._speak_of(sub)
+        if self._reviewed:
+            self._later(self._review)
+
+    def _speak_of(self, sub: Subscription) -> None:
+        speaks = self.sink is not None and self.sink.speaks
+        if speaks == (sub in self._spoken):
+            return
+        if speaks:
+            self._spoken.add(sub)
+        else:
+            self._spoken.discard(sub)
+        self._tell(sub.subject, sub.queue, 1 if speaks else -1)
+
     def interest_changed(self, sub: Subscription, members: int) -> None:
         """A subscription of the account was added or removed (negative), or weighs more or less."""
+        if members < 0:
+            self._reviewed.pop(sub, None)
         if sub in self._untold:
             if members == -sub.weight:
                 del self._untold[sub]
@@ -265,7 +299,14 @@ class LeafConnection(asyncio.Protocol):
         self._count(sub, members)
 
     def _count(self, sub: Subscription, members: int) -> None:
-        if self._concerns_them(sub):
+        ours = self.sink
+        if ours is not None and ours.kind is SinkKind.HUB and sub.sink.kind in CLUSTER_WIDE:
+            if members > 0:
+                self._speak_of(sub)
+            elif sub in self._spoken:
+                self._spoken.discard(sub)
+                self._tell(sub.subject, sub.queue, members)
+        elif self._concerns_them(sub):
             self._tell(sub.subject, sub.queue, members)
 
     def _tell(self, subject: bytes, queue: bytes, members: int) -> None:
@@ -363,6 +404,7 @@ class LeafConnection(asyncio.Protocol):
         self.outbound.closed = True
         self.timers.stop()
         self._untold.clear()
+        self._reviewed.clear()
         named = f" - Remote: {self.remote_name}" if self.remote_name else ""
         logger.info("%s - Leafnode connection closed: %s%s", self.label, reason.value, named)
         self.table.remove(self)

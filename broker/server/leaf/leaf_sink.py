@@ -17,7 +17,14 @@ from broker.server.client.outbound import Outbound
 from broker.server.leaf.leaf_rules import LeafRules
 from broker.server.routing.router import Router
 from broker.server.routing.targeted_rows import TargetedRows, pieces
-from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription, valid_subject
+from broker.subjects import (
+    CLUSTER_WIDE,
+    PublishingConnection,
+    Sink,
+    SinkKind,
+    Subscription,
+    valid_subject,
+)
 from broker.wire import PubRun, encode_leaf
 
 WEIGHT_MAX = 1024  # members of a queue group: each is an entry of the group's list
@@ -64,6 +71,8 @@ class LeafSink:
         self.groups = EVERYTHING  # queue groups that the current messages are for
         self.subs: dict[tuple[bytes, bytes], Subscription] = {}
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0
+        # To a hub: whether this node tells of the streams and the JetStream of our cluster.
+        self.speaks = True
         self.refused = b""  # a subject that may not come from there
         self.pause_reading = reading.pause_reading
         self.resume_reading = reading.resume_reading
@@ -107,8 +116,9 @@ class LeafSink:
 
     def skips(self, sink: Sink) -> bool:
         """Its messages go neither back nor to another member of its cluster. Those of a hub do not
-        go to our other nodes: each has a connection of its own."""
-        if sink is self:
+        go to our other nodes: each has a connection of its own; what the cluster has as a whole
+        takes them from one of us."""
+        if sink is self or (not self.speaks and sink.kind in CLUSTER_WIDE):
             return True
         if sink.kind is SinkKind.ROUTE:
             return self.kind is SinkKind.HUB

@@ -215,7 +215,7 @@ class Router:
             late = work > LOOK_EVERY
             if recipient is not None and (
                 not (joinable and found.single is recipient)  # else one delivery for all of them
-                or (late and recipient.sink.kind is SinkKind.SERVICE)
+                or (late and _is_service(recipient.sink))
             ):
                 done = self._to_one(publisher, recipient, run, begun, start, deadline=deadline)
                 if done < start:
@@ -282,7 +282,7 @@ class Router:
                 self._not_taken(publisher, run, row, row + 1)
             return reached
         silent = publisher.skips(sub.sink)
-        share = SERVICE_ROWS if sub.sink.kind is SinkKind.SERVICE else stop - start
+        share = SERVICE_ROWS if _is_service(sub.sink) else stop - start
         for row in range(start, stop, share):
             if row > start and time.perf_counter() > deadline:
                 return row
@@ -436,6 +436,11 @@ def _deliver_to(  # noqa: PLR0917 - as _deliver
         message = (subject, reply, headers, payload)
         return cast(ForwardingSink, sub.sink).deliver_as(sub, to, message)
     return sub.sink.deliver(sub, subject, reply, headers, payload)
+
+
+def _is_service(sink: Sink) -> bool:
+    kind = sink.kind
+    return kind is SinkKind.SERVICE or kind is SinkKind.SHARED
 
 
 def _skip_nothing(sink: Sink) -> bool:

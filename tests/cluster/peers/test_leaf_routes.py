@@ -37,7 +37,7 @@ def leaf(
     outbound: Any = _Outbound()
     sink = LeafSink(
         99, node.account(), node.router, kind=kind, cluster=cluster, outbound=outbound,
-        socket=ClientSocket(), limits=hub_rules(None, (), domain="", system=False),
+        reading=ClientSocket(), limits=hub_rules(None, (), domain="", system=False),
     )  # fmt: skip
     return sink, outbound
 

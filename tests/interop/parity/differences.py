@@ -32,10 +32,7 @@ REFUSED_KEYS = (
     "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression: s2_fast",
     "cluster: { port: 6222, permissions",
 )  # fmt: skip
-LEAF_NODES = (
-    'leafnodes: { remotes: [[] { url: "nats://h:7422", jetstream_cluster_migrate',
-    'leafnodes: { remotes: [[] { url: "nats://h:7422" } ] }?cluster',
-)  # fmt: skip
+LEAF_NODES = ('leafnodes: { remotes: [[] { url: "nats://h:7422", jetstream_cluster_migrate',)
 STRICTER = (
     "max_payload: 65MB",
     "max_pending: 10*",
@@ -222,11 +219,12 @@ DESIGN = (
     ),
     ByDesign(
         "Configuration",
-        "refused for leaf nodes: `jetstream_cluster_migrate`, `write_timeout`, a proxy, and "
-        "remotes of a cluster with JetStream (a remote of a single server with JetStream, and one of "
-        "a cluster without, work); `s2_better` and `s2_best` compress as `s2_fast`",
+        "refused for leaf nodes: `jetstream_cluster_migrate`, `write_timeout`, a proxy; `s2_better` "
+        "and `s2_best` compress as `s2_fast`; of a cluster with JetStream that is a leaf node, one "
+        "node tells the hub of all streams (`speaks` in /leafz)",
         "accepted",
-        "not supported; every node of a cluster with JetStream would store what the hub sends",
+        "not supported; the leader of each stream tells of it in nats-server, and a stream whose "
+        "leader has lost the hub cannot be reached",
         _files(LEAF_NODES),
     ),
     ByDesign(

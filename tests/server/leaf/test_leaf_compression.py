@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config.options import Compression
+from broker.config.options import LinkCompression
 from broker.server.leaf.leaf_compression import UnknownCompression, chosen, level, wanted
 
 
@@ -26,13 +26,13 @@ from broker.server.leaf.leaf_compression import UnknownCompression, chosen, leve
     ],
 )
 def test_each_side_chooses_for_what_it_sends(ours: str, theirs: str, used: str) -> None:
-    assert chosen(Compression(ours), theirs, 0.02) == used
+    assert chosen(LinkCompression(ours), theirs, 0.02) == used
     assert wanted(used) == used.startswith("s2")
 
 
 def test_a_mode_that_nobody_knows_is_an_error() -> None:
     with pytest.raises(UnknownCompression, match="zstd"):
-        chosen(Compression("s2_fast"), "zstd", 0.0)
+        chosen(LinkCompression("s2_fast"), "zstd", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,5 @@ def test_a_mode_that_nobody_knows_is_an_error() -> None:
     ],
 )
 def test_levels(thresholds_ms: tuple[int, ...], rtt_ms: int, used: str) -> None:
-    ours = Compression("s2_auto", tuple(one * 1_000_000 for one in thresholds_ms))
+    ours = LinkCompression("s2_auto", tuple(one * 1_000_000 for one in thresholds_ms))
     assert level(ours, rtt_ms / 1e3) == used

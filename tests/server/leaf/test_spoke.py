@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +24,7 @@ from broker.config.options import (
 )
 from broker.server.leaf import dialed_leaf
 from broker.server.server import Server
+from broker.subjects import Sink, SinkKind, Subscription
 from tests.support.server import RawClient, run, running, until
 
 PORT = LeafNodeOptions(host="127.0.0.1", port=-1)
@@ -301,3 +302,63 @@ def test_a_loop_of_servers_is_found() -> None:
                     await until(lambda: any(one.last_pause_s for one in remotes))
 
     run(work())
+
+
+class Stored:
+    """A sink of the cluster as a whole, such as a stream."""
+
+    kind = SinkKind.STREAM
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def deliver(self, *_: object) -> bool:
+        self.rows += 1
+        return True
+
+    def deliver_run(
+        self, _sub: Subscription, _run: object, start: int, stop: int, _by: Any
+    ) -> bool:
+        self.rows += stop - start
+        return True
+
+
+def test_only_a_node_that_speaks_tells_of_streams_and_takes_messages_for_them() -> None:
+    async def work() -> None:
+        async with (
+            running(leafnodes=PORT) as hub,
+            running(leafnodes=remote_of(hub.leaf_port)) as server,
+        ):
+            await until(lambda: len(server.leafs) == 1)
+            [connection] = server.leafs.connections()
+            account, stored = server.account("$G"), Stored()
+            first = Subscription(cast(Sink, stored), account, b"orders.a")
+            account.subs.insert(first)
+            await heard(hub, b"orders.a")
+            connection.speak(on=False)
+            await unheard(hub, b"orders.a")
+            account.subs.insert(Subscription(cast(Sink, stored), account, b"orders.b"))
+            client = await subscribed(server, b"orders.>")  # the hub sends everything
+            await heard(hub, b"orders.b")
+            publisher = await subscribed(hub)
+            publisher.send(b"PUB orders.a 1\r\nx\r\nPUB orders.b 1\r\nx\r\n")
+            got = b""
+            while got.count(b"MSG") < 2:
+                got += await client.flush()
+            assert stored.rows == 0
+            connection.speak(on=True)
+            await until(lambda: len(_plain(hub, b"orders.b")) == 1)
+            publisher.send(b"PUB orders.b 1\r\nx\r\n")
+            await until(lambda: stored.rows == 1)
+            client.send(b"UNSUB 1\r\n")
+            account.subs.remove(first)
+            await unheard(hub, b"orders.a")
+            assert hub.router.has_interest(hub.account("$G"), b"orders.b")
+            for one in (client, publisher):
+                one.close()
+
+    run(work())
+
+
+async def unheard(server: Server, subject: bytes) -> None:
+    await until(lambda: not server.router.has_interest(server.account("$G"), subject))
