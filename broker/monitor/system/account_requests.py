@@ -69,9 +69,9 @@ class AccountServices:
         self._responder.serve(OWN_STATZ, lambda query: self._statz(name, query), account)
 
     def _listen(self, service: str, make: AccountMake) -> None:
-        def taken(subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
+        def taken(subject: bytes, *request: bytes) -> None:
             name = _account_in(subject)
-            self._responder.answer(lambda query: make(name, query), reply, payload)
+            self._responder.answer(lambda query: make(name, query), *request)
 
         self._responder.listen(f"$SYS.REQ.ACCOUNT.*.{service}", taken)
 

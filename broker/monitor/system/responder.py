@@ -21,7 +21,7 @@ from broker.accounts import Account
 from broker.monitor.documents.json_text import json_text
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.observed import Observed
-from broker.monitor.system import requests
+from broker.monitor.system import encodings, requests
 from broker.server.routing.fair_queue import some_steps
 from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
@@ -32,6 +32,7 @@ WAITING_MAX = 256
 
 Make = Callable[[Query], Steps[Document] | Steps[Document | None]]  # None: no answer from here
 Taken = Callable[[bytes, bytes, bytes, bytes], None]  # subject, reply, headers, payload
+Message = tuple[bytes, bytes]  # headers, body
 
 
 class Responder:
@@ -54,43 +55,55 @@ class Responder:
         """Answer with the document, if there is one and this server is addressed."""
         self.listen(subject, partial(self._asked, make, account), account)
 
-    def _asked(
-        self, make: Make, account: Account | None, _: bytes, reply: bytes, __: bytes, payload: bytes
-    ) -> None:
-        self.answer(make, reply, payload, account)
+    def _asked(self, make: Make, account: Account | None, _: bytes, *request: bytes) -> None:
+        self.answer(make, *request, account=account)
 
     def answer(
-        self, make: Make, reply: bytes, payload: bytes, account: Account | None = None
+        self,
+        make: Make,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
+        account: Account | None = None,
     ) -> None:
         if reply:
-            self.tell(reply, enveloped(self.observed, make, payload), account)
+            made = enveloped(self.observed, make, payload)
+            self.tell(reply, made, account, encoding=encodings.accepted(headers))
 
-    def tell(self, to: bytes, made: Steps[Document | None], account: Account | None = None) -> None:
+    def tell(
+        self,
+        to: bytes,
+        made: Steps[Document | None],
+        account: Account | None = None,
+        *,
+        encoding: bytes = b"",
+    ) -> None:
         """Send what the steps return, at once if they are few; nothing if that is None."""
         name = (account or self.observed.system_account).name
-        turns, steps = self.observed.server.turns, _encoded(made)
+        turns, steps = self.observed.server.turns, _encoded(made, encoding)
         waiting = self._waiting.get(name, 0)
         if waiting >= WAITING_MAX:
             self.dropped += 1
             return
         if not waiting and not turns.exhausted(name):
             began = time.perf_counter()
-            done, body = some_steps(steps)
+            done, message = some_steps(steps)
             turns.used(name, time.perf_counter() - began)
             if done:
-                self._publish(to, body, account)
+                self._publish(to, message, account)
                 return
         self._waiting[name] = waiting + 1
         work = self._tell(to, steps, account, name)
         self.observed.server.spawn(work, name=f"system answer to {name}")
 
     async def _tell(
-        self, to: bytes, steps: Steps[bytes | None], account: Account | None, name: str
+        self, to: bytes, steps: Steps[Message | None], account: Account | None, name: str
     ) -> None:
         try:
             async with self._made.setdefault(name, asyncio.Semaphore(MADE_MAX)):
-                body = await self.observed.server.turns.run(steps, name)
-            self._publish(to, body, account)
+                message = await self.observed.server.turns.run(steps, name)
+            self._publish(to, message, account)
         finally:
             self._waiting[name] -= 1
             if not self._waiting[name]:
@@ -98,18 +111,22 @@ class Responder:
 
     def send(self, to: bytes, document: Document, account: Account | None = None) -> None:
         """A short document, at once."""
-        self._publish(to, msgspec.json.encode(document), account)
+        self._publish(to, (b"", msgspec.json.encode(document)), account)
 
-    def _publish(self, to: bytes, body: bytes | None, account: Account | None) -> None:
-        if body is not None:
-            self.observed.server.router.publish(
-                account or self.observed.system_account, to, b"", b"", body
-            )
+    def _publish(self, to: bytes, message: Message | None, account: Account | None) -> None:
+        if message is not None:
+            where = account or self.observed.system_account
+            self.observed.server.router.publish(where, to, b"", *message)
 
 
-def _encoded(made: Steps[Document | None]) -> Steps[bytes | None]:
+def _encoded(made: Steps[Document | None], encoding: bytes) -> Steps[Message | None]:
     document = yield from made
-    return None if document is None else (yield from json_text(document))
+    if document is None:
+        return None
+    body = yield from json_text(document)
+    if not encoding or "error" in document:
+        return b"", body
+    return encodings.described(encoding), (yield from encodings.encode(body, encoding))
 
 
 def enveloped(observed: Observed, make: Make, payload: bytes) -> Steps[Document | None]:

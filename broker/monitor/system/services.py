@@ -56,7 +56,8 @@ class Services:
     # -- documents ------------------------------------------------------------------------------
 
     def _statsz(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
-        """Without a reply the answer is published like a regular STATSZ event."""
+        """Without a reply the answer is published like a regular STATSZ event. It is never
+        compressed."""
         to = reply or f"$SYS.SERVER.{self._observed.id}.STATSZ".encode()
         self._responder.tell(to, self._enveloped_statsz(payload))
 
