@@ -1,5 +1,6 @@
 """Messages per second over a leaf node connection, with ours on either side, and between two
-nats-servers: `python -m tests.benchmarks.leaf_nodes`. CPU is that of both servers."""
+nats-servers: `python -m tests.benchmarks.leaf_nodes [mode]`. CPU is that of both servers. A mode is
+one of compression: off, s2_fast, ...; s2_auto if none is given, which does not compress here."""
 
 from __future__ import annotations
 
@@ -24,12 +25,13 @@ TICKS_PER_S = 100
 
 
 class Pair:
-    """A hub and its leaf node, without JetStream and without compression."""
+    """A hub and its leaf node, without JetStream."""
 
     def __init__(self, place: Path, hub: list[str], leaf: list[str], stack: ExitStack) -> None:
         [port] = free_ports(1)
-        listen = f'listen: "127.0.0.1:{port}"'
-        remote = f'remotes: [ {{ url: "nats://127.0.0.1:{port}", compression: off }} ]'
+        mode = f"compression: {sys.argv[1] if len(sys.argv) > 1 else 's2_auto'}"
+        listen = f'listen: "127.0.0.1:{port}", {mode}'
+        remote = f'remotes: [ {{ url: "nats://127.0.0.1:{port}", {mode} }} ]'
         self.hub = self._start(place / "hub.conf", hub, listen, stack)
         self.leaf = self._start(place / "leaf.conf", leaf, remote, stack)
 
