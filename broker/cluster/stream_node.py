@@ -205,6 +205,7 @@ class StreamNode:
             later=server.turns.wait,
             turns=OutboxTurns(self.host.together, self.replicas.wait_for_disk),
             domain=self.options.domain,
+            buffered=(self.options.max_buffered_msgs, self.options.max_buffered_bytes),
         )
         self.answers = AnswerForwarder(mesh.node, mesh, self.outboxes.answered)
         self.receiver = RequestReceiver(

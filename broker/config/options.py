@@ -303,6 +303,10 @@ class JetStreamOptions(Struct, frozen=True):
     unique_tag: str = ""  # replicas of a stream are on servers with different tags of this prefix
     replace_after_ns: int = 600 * SECOND  # replicas of a node that is away move; 0: never
     scrub_interval_ns: int = 7 * 86_400 * SECOND  # all stored data is read and checked; 0: never
+    # Publishes of one stream that wait on this node; beyond them, publishers get 429. 0: they are
+    # not read from instead, at bounds of our own.
+    max_buffered_msgs: int = 0
+    max_buffered_bytes: int = 0
     feature_level: int | None = None  # the highest to take part in; None: the newest known
     # Bulk reads (broker/scan/admission.py says what happens beyond these).
     max_scans: int = 1024

@@ -128,6 +128,11 @@ class OutboxCore:
         self._held_bytes_max = held_bytes_max
 
     @property
+    def held_rows(self) -> int:
+        """Of the batches in flight and waiting."""
+        return sum(batch.rows for batch in (*self.in_flight, *self._waiting))
+
+    @property
     def unanswered(self) -> bool:
         return bool(self.in_flight or self._waiting)
 

@@ -42,6 +42,7 @@ BATCH_ROWS_MAX = 8192
 HURRY_BYTES = 32 << 10  # collected for a stream: worth a batch that is prepared beside a flush
 # Messages with headers may have to be checked one by one when their entry is applied.
 HEADER_ROWS_MAX = 48
+TOO_MANY = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 ROW_BYTES = 20  # what the columns of a block add to the bytes of a row
 PADDING_BYTES = 48
 LONG_SUBJECT_BYTES = 4096  # the default maximum of a subject
@@ -66,6 +67,7 @@ class Outbox:
     disk_refuses: Callable[[int], bool] = lambda _group: False
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
     ack_extra: bytes = b""
+    buffered: tuple[int, int] | None = None  # max_buffered_msgs, max_buffered_size; 0: no bound
     kind: SinkKind = SinkKind.STREAM
     _builder: BlockBuilder = field(default_factory=BlockBuilder)
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
@@ -104,10 +106,10 @@ class Outbox:
         core = self.core
         if core.closed:
             return False
-        # Asked once for all that is sent together.
-        if not self._scheduled and self.disk_refuses(self.group):
-            self._refuse(run, start, stop)
-            return True
+        if not self._scheduled or self.buffered is not None:
+            stop = self._admit(run, start, stop)
+            if stop == start:
+                return True
         rows, builder = stop - start, self._builder
         most = run.size(start, stop) + rows * (ROW_BYTES + LONG_SUBJECT_BYTES) + PADDING_BYTES
         rows_max = HEADER_ROWS_MAX if self._with_headers or run.has_headers else BATCH_ROWS_MAX
@@ -143,17 +145,39 @@ class Outbox:
         """Of the present batch, with rows of this run."""
         return HEADER_ROWS_MAX if self._with_headers or run.has_headers else BATCH_ROWS_MAX
 
-    def _refuse(self, run: PubRun, start: int, stop: int) -> None:
+    def _admit(self, run: PubRun, start: int, stop: int) -> int:
+        """The row up to which messages are taken; the publishers of the others are told. The disk
+        is asked once for all that is sent together."""
+        if not self._scheduled and self.disk_refuses(self.group):
+            self._refuse(run, start, stop, ErrCode.INSUFFICIENT_RESOURCES)
+            return start
+        if self.buffered is None:
+            return stop
+        room = self._room(run, start, stop, *self.buffered)
+        self._refuse(run, room, stop, ErrCode.STREAM_TOO_MANY_REQUESTS)
+        return room
+
+    def _room(self, run: PubRun, start: int, stop: int, msgs: int, size: int) -> int:
+        """The row up to which there is room, about."""
+        if msgs:
+            stop = min(stop, start + max(0, msgs - self.core.held_rows - self._builder.rows))
+        if size:
+            held = self.core.held_bytes + (self._builder.nbytes if self._builder.rows else 0)
+            while stop > start and held + run.size(start, stop) > size:
+                stop = start + (stop - start) // 2
+        return stop
+
+    def _refuse(self, run: PubRun, start: int, stop: int, why: ErrCode) -> None:
         """Answer with an error. The error is definite: the publishes get no batch number, so they
         are never proposed and cannot be stored later."""
         if self.silent:
             return
-        refused = JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
-        body = encode_pub_error(self.stream.decode(), refused)
+        body = encode_pub_error(self.stream.decode(), JetStreamError(why))
+        headers = TOO_MANY if why is ErrCode.STREAM_TOO_MANY_REQUESTS else b""
         for row in range(start, stop):
             reply = run.message(row)[1]
             if reply:
-                self.router.publish(self.account, reply, b"", b"", body)
+                self.router.publish(self.account, reply, b"", headers, body)
 
     def _append(
         self, run: PubRun, start: int, stop: int, publisher: PublishingConnection | None

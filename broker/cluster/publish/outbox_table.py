@@ -74,6 +74,7 @@ class OutboxTable:
     later: Callable[[Callable[[], None], Hashable, Hashable], None]  # in another turn of the loop
     turns: OutboxTurns
     domain: str = ""
+    buffered: tuple[int, int] = (0, 0)  # most messages and bytes that wait, of a stream
     held: HeldPublishes = field(default_factory=HeldPublishes)
     _outboxes: dict[int, Outbox] = field(default_factory=dict)  # by group
     _captures: dict[int, _Capture] = field(default_factory=dict)  # by group
@@ -100,6 +101,7 @@ class OutboxTable:
             disk_refuses=partial(self.admission.disk_refuses, account, name),
             stored_as=partial(self.admission.stored_as, account, name),
             ack_extra=b',"domain":"%b"' % domain if domain else b"",
+            buffered=self.buffered if any(self.buffered) else None,
         )
         self._capture(assignment)
 

@@ -307,6 +307,8 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "max_mem": ("max_memory_store", values.size),
     "max_file_store": ("max_file_store", values.size),
     "max_file": ("max_file_store", values.size),
+    "max_buffered_size": ("max_buffered_bytes", values.size),
+    "max_buffered_msgs": ("max_buffered_msgs", values.integer),
     "domain": ("domain", values.text),
     "sync_interval": ("sync", _sync),
     "sync": ("sync", _sync),

@@ -52,8 +52,6 @@ JETSTREAM = frozenset(
         "extension_hint",
         "tpm",
         "max_outstanding_catchup",
-        "max_buffered_size",
-        "max_buffered_msgs",
         "request_queue_limit",
         "info_queue_limit",
         "max_concurrent_io",

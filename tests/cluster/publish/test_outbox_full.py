@@ -1,4 +1,5 @@
-"""Publishes to a full disk are refused before they get a batch number."""
+"""Publishes to a full disk, or beyond the configured bounds, are refused before they get a batch
+number."""
 
 from __future__ import annotations
 
@@ -39,5 +40,42 @@ def test_a_stream_without_acks_sends_no_error_either() -> None:
         await asyncio.sleep(0)
         assert bodies(client) == []
         assert bench.numbers == []
+
+    asyncio.run(work())
+
+
+TOO_MANY = {"code": 429, "err_code": 10167, "description": "too many requests"}
+
+
+def test_beyond_max_buffered_msgs_publishers_are_told() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.outbox.buffered = (3, 0)
+        client = bench.client()
+        bench.publish(client, 2)
+        await asyncio.sleep(0)
+        bench.publish(client, 3)
+        await asyncio.sleep(0)
+        body = {"error": TOO_MANY, "stream": "ORDERS", "seq": 0}
+        assert bodies(client) == [(b"_INBOX.c.1", body), (b"_INBOX.c.2", body)]
+        assert sum(one.rows for one in bench.outbox.core.in_flight) == 3
+
+    asyncio.run(work())
+
+
+def test_beyond_max_buffered_size_publishers_are_told() -> None:
+    async def work() -> None:
+        bench = Bench()
+        client = bench.client()
+        bench.publish(client, 1)
+        await asyncio.sleep(0)
+        held = bench.outbox.core.held_bytes
+        bench.outbox.buffered = (0, held)
+        bench.publish(client, 1)
+        assert [body["error"] for _, body in bodies(client)] == [TOO_MANY]
+        bench.outbox.buffered = (0, 4 * held)
+        bench.publish(client, 1)
+        await asyncio.sleep(0)
+        assert bench.outbox.core.held_rows == 2
 
     asyncio.run(work())

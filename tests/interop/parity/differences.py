@@ -27,13 +27,15 @@ ANY = "*"
 REFUSED_KEYS = (
     "gateway", "mqtt", "ocsp", "feature_flags", "disable_sublist_cache",
     "prof_port", "no_sys_acc", "connect_error_reports", "reconnect_error_reports",
-    "jetstream: { max_outstanding_catchup", "jetstream: { max_buffered_",
-    "jetstream: { request_queue_limit", "cluster: { port: 6222, pool_size: 3",
+    "jetstream: { max_outstanding_catchup", "jetstream: { request_queue_limit", "cluster: { port: 6222, pool_size: 3",
     "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression: s2_fast",
     "cluster: { port: 6222, permissions",
 )  # fmt: skip
 LEAF_NODES = ('leafnodes: { remotes: [[] { url: "nats://h:7422", jetstream_cluster_migrate',)
 STRICTER = (
+    "leafnodes: { port: 7422, compression: nothing }",
+    "leafnodes: { port: 7422, compression: { mode: s2_auto, rtt_thresholds: [[]20ms, 10ms] } }",
+    'leafnodes: { remotes: [[] { urls: [[]"ws://h:80", "nats://h:7422"] } ] }',
     "max_payload: 65MB",
     "max_pending: 10*",
     "max_pending: -1",
@@ -120,6 +122,14 @@ DESIGN = (
             ("stream field first_seq: $JS.API.STREAM.UPDATE*", "body.state.first_seq"),
             ("stream field first_seq: $JS.API.STREAM.INFO*", "body.state.first_seq"),
         ),
+    ),
+    ByDesign(
+        "Streams and consumers",
+        "without `max_buffered_msgs` and `max_buffered_size`, a connection that publishes faster than a "
+        "stream stores is not read for a while; with them, further publishes get 429 (10167), counted "
+        "on the node of the publisher",
+        "10,000 messages or 128 MB wait at the leader, further ones get 429 or are dropped",
+        "no message is lost because it came too early",
     ),
     ByDesign(
         "Monitoring",
