@@ -38,7 +38,7 @@ from broker.server.process.reload import NotReloadable, merge
 from broker.server.process.tasks import Tasks
 from broker.server.server import Server
 from broker.server.services import BulkReads, Document, StartFailed
-from raft.types import lacks_memory
+from raft.types import NewProcessNeeded, lacks_memory
 
 PROGRAM = "nats-server"  # tools match this name in the output
 RUNTIME_MODULE = "broker.cluster.runtime"
@@ -152,11 +152,15 @@ def on_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     """An exception has left a callback or a task of the event loop. Without memory anything may be
     half done, and a replica that stopped would stay so: begin again, as after a crash."""
     error = context.get("exception")
-    if error is None or not lacks_memory(error):
+    if error is not None and lacks_memory(error):
+        reason = "out of memory"
+    elif isinstance(error, NewProcessNeeded):
+        reason = str(error)
+    else:
         loop.default_exception_handler(context)
         return
     try:
-        logger.critical("out of memory: this node starts again (%s)", context["message"])
+        logger.critical("%s: this node starts again (%s)", reason, context["message"])
         _start_again()
     finally:
         os._exit(1)

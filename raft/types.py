@@ -115,6 +115,10 @@ class InvariantViolation(RaftError):
     """A bug or a broken disk: the replica stops; it never repairs itself by lowering an index."""
 
 
+class NewProcessNeeded(RaftError):
+    """This process cannot go on, whatever it retries; a new one can, as after a crash."""
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Whether the process was refused memory, also for the stack of a thread."""
     if isinstance(error, BaseExceptionGroup):

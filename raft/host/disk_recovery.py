@@ -9,23 +9,28 @@ still shows is written to new files and flushed before any group sees it, and ev
 from there. Writes that were not confirmed were not promised either, so they may be lost. Groups
 whose log is in memory keep running meanwhile, except for votes and new terms, which are written
 again. A full disk is noticed before a write of the database fails (raft/store/disk_space.py), so
-the store need not be opened again."""
+the store need not be opened again.
+A database cannot be opened again while this process holds the old one. What holds it by accident
+is let go: the frames of the error that was met, and what only waits to be collected. What holds it
+all the same will hold it for ever, so then the process is replaced by a new one."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from raft.host.group_table import GroupTable
 from raft.store.log_store import LogStore
-from raft.store.records import StoreError
+from raft.store.records import StoreError, StoreHeld
 from raft.types import GroupId
 
 _log = logging.getLogger("raft.recovery")
 _RETRY_FIRST_SECONDS: Final = 0.25
 _RETRY_LAST_SECONDS: Final = 4.0
+_HELD_MAX: Final = 4  # attempts that find the old database open; a reader may just end
 
 
 class RestartableRounds(Protocol):
@@ -117,7 +122,7 @@ class DiskRecovery:
         """Retry until the store is open again, then resume in the same step of the loop, so that
         no code reads in between. Opening blocks the loop while the write-ahead log is read."""
         loop = asyncio.get_running_loop()
-        delay, logged = _RETRY_FIRST_SECONDS, ""
+        delay, logged, held = _RETRY_FIRST_SECONDS, "", 0
         while True:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _RETRY_LAST_SECONDS)
@@ -125,8 +130,16 @@ class DiskRecovery:
                 await loop.run_in_executor(None, self._store.probe)
                 if self._in_use():
                     continue
+                for error in (self.failure, self._store.failure):
+                    _let_go_of_frames(error)
+                if held:
+                    gc.collect()
                 self._store.reopen()
             except (OSError, StoreError) as error:
+                held += isinstance(error, StoreHeld)
+                if held == _HELD_MAX:
+                    message = "the store cannot be opened again in this process"
+                    loop.call_exception_handler({"message": message, "exception": error})
                 if str(error) != logged:
                     logged = str(error)
                     _log.warning("the store is not usable yet, will retry: %s", error)
@@ -154,3 +167,10 @@ class DiskRecovery:
             self._on_recovered()
         except Exception as error:  # noqa: BLE001 - the node stops acknowledging again
             self.failed(error)
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """The variables of frames that an error has left hold batches, and those the database."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -26,6 +26,7 @@ from raft.store.records import (
     FORMAT_OLDEST,
     DamagedDatabase,
     StoreError,
+    StoreHeld,
     WrongDirectory,
 )
 from raft.store.segments.sizes import SegmentSizes
@@ -35,7 +36,8 @@ _IDENTITY_KEY: Final = b"identity"
 _LOG_KEY: Final = b"log"  # its presence says that there is a log next to the database
 _CONDEMNED: Final = "DAMAGED"  # a file that says why the database must not be used again
 _OLD_LOG: Final = "raft"  # the column of the log up to format 1
-_LOCKED: Final = ("While lock file", "lock hold by")
+_HELD: Final = "lock hold by current process"
+_LOCKED: Final = "While lock file"
 _DAMAGED: Final = ("Corruption", "No such file", "Invalid argument", "Not implemented")
 MB: Final = 1 << 20
 
@@ -258,7 +260,9 @@ def claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreId
 
 
 def _open_error(path: str, problem: str) -> StoreError:
-    if any(sign in problem for sign in _LOCKED):
+    if _HELD in problem:
+        return StoreHeld(f"{path} is still open in this process: {problem}")
+    if _LOCKED in problem:
         return StoreError(f"{path} is in use by another process: {problem}")
     if any(sign in problem for sign in _DAMAGED):
         return DamagedDatabase(f"{path}: {problem}")

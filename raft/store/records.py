@@ -24,7 +24,17 @@ from isal.isal_zlib import crc32
 
 from raft.core.membership import decode_members, encode_members
 from raft.core.messages import Entry, EntryKind
-from raft.types import GroupId, HardState, Index, Members, NodeId, RaftError, SnapshotMeta, Term
+from raft.types import (
+    GroupId,
+    HardState,
+    Index,
+    Members,
+    NewProcessNeeded,
+    NodeId,
+    RaftError,
+    SnapshotMeta,
+    Term,
+)
 
 FORMAT: Final = 2
 FORMAT_OLDEST: Final = 1  # migrated at the start
@@ -52,6 +62,10 @@ class WrongDirectory(StoreError):
 
 class DamagedDatabase(StoreError):
     """The database of a directory cannot be opened, or has lost the identity of its server."""
+
+
+class StoreHeld(StoreError, NewProcessNeeded):
+    """An object of this process keeps the database open that was to be closed."""
 
 
 class StoreBusy(StoreError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -17,9 +19,9 @@ from raft.core.ready import CoreConfig, Ready
 from raft.host.group import Group, GroupStopped
 from raft.store.group_log import MemoryLog
 from raft.store.log_store import LogStore, StoreTuning
-from raft.store.records import StoreBusy, StoreError, StoreFailed
+from raft.store.records import StoreBusy, StoreFailed, StoreHeld
 from raft.store.write_batch import LogBatch
-from raft.types import GroupId, HardState, Index, Role, Term, node_id
+from raft.types import GroupId, HardState, Index, NewProcessNeeded, Role, Term, node_id
 from tests.support.host_rig import BrokenDisk, Cluster, G, Ledger, run, until
 
 EIO = OSError(errno.EIO, "Input/output error")
@@ -76,6 +78,50 @@ def test_a_node_recovers_repeatedly(tmp_path: Path) -> None:
             await until(lambda: node.host.statistics().recoveries == turn)  # noqa: B023
             await c.put("after", turn)
             assert {f"k{i}" for i in range(1, turn + 1)} <= set(node.ledger.values)
+
+    run(tmp_path, body, names=["solo"], recovers=True)
+
+
+def test_the_frames_of_the_error_do_not_keep_the_old_database_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that could open no more files met this: a write of state had failed."""
+    # The test runner keeps what is logged, with its frames.
+    monkeypatch.setattr(logging.getLogger("raft.recovery"), "disabled", True)
+
+    def write(store: LogStore) -> None:
+        handle = store.column_handle("state")
+        raise StoreFailed(f"writing with {handle} failed") from EIO
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        try:
+            write(node.store)
+        except StoreFailed as error:
+            node.store.failure = error
+            node.host.store_failed(error)
+        await until(lambda: node.host.statistics().recoveries == 1)
+        await c.put("after", 1)
+
+    run(tmp_path, body, names=["solo"], recovers=True)
+
+
+def test_a_process_that_holds_its_old_database_asks_for_a_new_process(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        needed: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: needed.append(context["exception"])
+        )
+        handle = node.store.column_handle("state")
+        node.store.failure = EIO
+        node.host.store_failed(EIO)
+        await until(lambda: bool(needed))
+        assert isinstance(needed[0], NewProcessNeeded)
+        del handle
+        await until(lambda: node.host.statistics().recoveries == 1)
 
     run(tmp_path, body, names=["solo"], recovers=True)
 
@@ -225,7 +271,7 @@ def test_a_store_is_not_reopened_during_a_flush_or_an_iteration(tmp_path: Path) 
     store.state_column()[b"k"] = b"v"
     reading = store.state_column().items()
     next(iter(reading))
-    with pytest.raises(StoreError, match="in use"):
+    with pytest.raises(StoreHeld, match="still open in this process"):
         store.reopen()
     del reading
     store.reopen()

@@ -10,7 +10,7 @@ import pytest
 
 from raft.store import log_store
 from raft.store.log_store import LogStore, StoreError, StoreFailed
-from raft.store.records import DamagedDatabase
+from raft.store.records import DamagedDatabase, StoreHeld
 from tests.raft.store.test_log_store import G, append, entries, open_store
 
 
@@ -136,7 +136,7 @@ def test_damage_that_a_compaction_meets_condemns_the_database(tmp_path: Path) ->
 
 def test_a_store_in_use_is_not_damaged(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    with pytest.raises(StoreError, match="in use by another process") as refused:
+    with pytest.raises(StoreHeld, match="still open in this process") as refused:
         LogStore.open(tmp_path, node_name="n1", cluster_name="c")
     assert not isinstance(refused.value, DamagedDatabase)
     store.close()

@@ -1,4 +1,4 @@
-"""A process without memory begins again, wherever the lack was met."""
+"""A process without memory, or one that holds its old store, begins again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from broker.main import on_unhandled
 from broker.server.process.tasks import Tasks
+from raft.store.records import StoreHeld
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ COMMAND = [(sys.executable, sys.orig_argv), 1]  # the first call never returns
         (RuntimeError("can't start new thread"), COMMAND),
         (OSError(errno.ENOMEM, "no memory"), COMMAND),
         (ExceptionGroup("of tasks", [KeyError(), MemoryError()]), COMMAND),
+        (StoreHeld("is still open"), COMMAND),
         (KeyError(), []),
         (OSError(errno.EIO, "a disk"), []),
     ],
