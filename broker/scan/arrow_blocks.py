@@ -1,6 +1,6 @@
-"""Rows of an Arrow batch as blocks for a stream, without a loop over rows.
+"""Rows of Arrow batches as blocks for a stream, without a loop over rows.
 
-Owns: cutting a batch into blocks, and the header block of a row that has headers or an id.
+Owns: cutting batches into blocks, and the header block of a row that has headers or an id.
 May not touch: sockets, Spark. pyarrow and numpy are imported when the first batch arrives.
 Spec: broker/store/block/block_format.py; sequences and times are not assigned (0)."""
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import pack_into
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
@@ -18,17 +18,64 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_BYTES: Final = 20  # of the columns that every row has: a time and three ends
+PADDING: Final = 64  # of all sections, and their first ends
+PARTS_MAX: Final = 256  # of a block; many small pieces are joined
 MSG_ID: Final = "Nats-Msg-Id"
+BlockParts = tuple[bytes | memoryview, ...]  # to be sent one after the other
 
 
 class RowRefused(ValueError):
     """A row cannot be a message; the text says which and why."""
 
 
-class MessageColumns:
+class BlockCutter:
+    """Cuts the rows of batches into blocks that are as full as the server allows: it stores large
+    blocks as they are. Rows that do not fill one wait for the next batch."""
+
+    def __init__(self, *, subject: str, bytes_max: int, rows_max: int) -> None:
+        self._subject = subject
+        self._room = bytes_max - HEADER.size - PADDING
+        self._rows_max = rows_max
+        self._pieces: list[_Piece] = []
+        self._rows = self._bytes = 0  # of the pieces
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[tuple[BlockParts, int]]:
+        """Blocks that are full, and how many rows they have, in order. Raises RowRefused for a row
+        without a subject, or too large for any block; those before it are in blocks or in `rest`
+        then."""
+        columns = _MessageColumns(batch, subject=self._subject)
+        start = 0
+        while start < columns.rows:
+            stop = columns.fitting(start, self._room - self._bytes)
+            stop = min(stop, start + self._rows_max - self._rows)
+            if stop > start:
+                self._pieces.append(_Piece(columns, start, stop))
+                self._rows += stop - start
+                self._bytes += columns.size(start, stop)
+            elif not self._pieces:
+                raise RowRefused(
+                    f"row {start} of a batch has {columns.size(start, start + 1)} bytes, and the "
+                    f"server takes {self._room}: make it smaller, or raise max_payload of the "
+                    "server"
+                )
+            if stop < columns.rows or self._rows == self._rows_max:
+                yield from self.rest()
+            start = stop
+
+    def rest(self) -> Iterator[tuple[BlockParts, int]]:
+        """The rows that wait, if there are any."""
+        if self._pieces:
+            made = _block(self._pieces), self._rows
+            self._pieces = []
+            self._rows = self._bytes = 0
+            yield made
+
+
+class _MessageColumns:
     """The columns of one batch. Raises RowRefused for a row without a subject."""
 
     def __init__(self, batch: pa.RecordBatch, *, subject: str) -> None:
+        import numpy as np
         import pyarrow as pa
 
         self.rows = batch.num_rows
@@ -41,47 +88,56 @@ class MessageColumns:
         else:
             subjects = pa.repeat(pa.scalar(subject, pa.string()), self.rows)
         empty = pa.repeat(pa.scalar(b"", pa.binary()), self.rows)
-        self._texts = [
+        self.texts = [
             _Texts(subjects),
             _Texts(_headers(batch) if {"headers", "msg_id"} & {*names} else empty),
             _Texts(batch.column("data") if "data" in names else empty),
         ]
+        sizes = sum(texts.ends.astype(np.int64) for texts in self.texts)
+        self._sizes = sizes + ROW_BYTES * np.arange(self.rows + 1)
 
-    def blocks(self, *, bytes_max: int, rows_max: int) -> Iterator[tuple[bytes, int]]:
-        """Blocks and how many rows they have, in order. Raises RowRefused for a row that is too
-        large for any block."""
-        import numpy as np
+    def size(self, start: int, stop: int) -> int:
+        """Bytes that these rows take in a block."""
+        return int(self._sizes[stop] - self._sizes[start])
 
-        sizes = sum(texts.ends.astype(np.int64) for texts in self._texts)
-        sizes = sizes + ROW_BYTES * np.arange(self.rows + 1)
-        room = bytes_max - HEADER.size - 64  # padding
-        start = 0
-        while start < self.rows:
-            fits = int(np.searchsorted(sizes, sizes[start] + room, side="right")) - 1
-            stop = min(fits, start + rows_max)
-            if stop <= start:
-                size = int(sizes[start + 1] - sizes[start])
-                raise RowRefused(
-                    f"row {start} of a batch has {size} bytes, and the server takes {room}: make "
-                    "it smaller, or raise max_payload of the server"
-                )
-            yield self._block(start, stop), stop - start
-            start = stop
+    def fitting(self, start: int, room: int) -> int:
+        """The row behind the last one that fits, counted from `start`; `start` if none does."""
+        return int(self._sizes.searchsorted(self._sizes[start] + room, side="right")) - 1
 
-    def _block(self, start: int, stop: int) -> bytes:
-        count = stop - start
-        parts: list[Any] = [bytes(8 * count)]
-        parts += [texts.ends_of(start, stop) for texts in self._texts]
-        sizes = [texts.size_of(start, stop) for texts in self._texts]
-        for texts, size in zip(self._texts, sizes, strict=True):
-            parts += [texts.text_of(start, stop), bytes(padded(size) - size)]
-        total = HEADER.size + sum(map(len, parts))
-        head = bytearray(HEADER.pack(MAGIC, VERSION, 0, count, 0, 0, *sizes, total, 0, 0, 0))
-        crc = crc32(memoryview(head)[CRC_FROM:])
-        for part in parts:
-            crc = crc32(part, crc)
-        pack_into("<I", head, CRC_AT, crc)
-        return b"".join((head, *parts))
+
+class _Piece(NamedTuple):
+    """Rows [start, stop) of a batch."""
+
+    columns: _MessageColumns
+    start: int
+    stop: int
+
+
+def _block(pieces: list[_Piece]) -> BlockParts:
+    count = sum(stop - start for _, start, stop in pieces)
+    ends: list[bytes | memoryview] = []
+    texts: list[bytes | memoryview] = []
+    sizes = []
+    for column in range(3):
+        base = 0
+        ends.append(bytes(4))
+        for columns, start, stop in pieces:
+            one = columns.texts[column]
+            ends.append(one.ends_of(start, stop, base))
+            texts.append(one.text_of(start, stop))
+            base += one.size_of(start, stop)
+        ends.append(bytes(padded(4 * (count + 1)) - 4 * (count + 1)))
+        texts.append(bytes(padded(base) - base))
+        sizes.append(base)
+    parts = [bytes(8 * count), *ends, *texts]
+    total = HEADER.size + sum(map(len, parts))
+    head = bytearray(HEADER.pack(MAGIC, VERSION, 0, count, 0, 0, *sizes, total, 0, 0, 0))
+    crc = crc32(memoryview(head)[CRC_FROM:])
+    for part in parts:
+        crc = crc32(part, crc)
+    pack_into("<I", head, CRC_AT, crc)
+    made = [part for part in (bytes(head), *parts) if len(part)]
+    return tuple(made) if len(made) <= PARTS_MAX else (b"".join(made),)
 
 
 class _Texts:
@@ -101,9 +157,10 @@ class _Texts:
         self.ends = np.asarray(raw, np.int32) - self._base
         self._text = memoryview(b"" if text is None else text)
 
-    def ends_of(self, start: int, stop: int) -> bytes:
-        ends: bytes = (self.ends[start : stop + 1] - self.ends[start]).tobytes()
-        return ends + bytes(padded(len(ends)) - len(ends))
+    def ends_of(self, start: int, stop: int, base: int) -> memoryview:
+        """Without the one before the first row."""
+        ends: memoryview = (self.ends[start + 1 : stop + 1] + (base - self.ends[start])).data
+        return ends.cast("B")
 
     def size_of(self, start: int, stop: int) -> int:
         return int(self.ends[stop] - self.ends[start])

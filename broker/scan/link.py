@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,6 +41,7 @@ from broker.scan.protocol import (
 
 DEFAULT_PORT: Final = 4222
 RECEIVE_BYTES: Final = 64 * 1024
+JOINED_BYTES_MAX: Final = 16 * 1024  # less is copied together: one call costs more than that
 NO_REQUEST: Final = PlanRequest()
 
 
@@ -128,7 +130,20 @@ class ScanLink:
         self._subscribe()
         size = sum(map(len, body))
         head = f"PUB {subject} {self._inbox} {size}\r\n".encode()
-        self._socket.sendall(b"".join((head, *body, b"\r\n")))
+        self._send_parts([head, *body, b"\r\n"])
+
+    def _send_parts(self, parts: list[bytes | memoryview]) -> None:
+        """Without joining them, where that is possible."""
+        if isinstance(self._socket, ssl.SSLSocket) or sum(map(len, parts)) < JOINED_BYTES_MAX:
+            self._socket.sendall(b"".join(parts))
+            return
+        left = deque(parts)
+        while left:
+            sent = self._socket.sendmsg(left)
+            while left and sent >= len(left[0]):
+                sent -= len(left.popleft())
+            if sent:
+                left[0] = memoryview(left[0])[sent:]
 
     def send_lines(self, lines: bytes) -> None:
         """Operations of the client protocol that are not answered."""

@@ -109,6 +109,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     piece_bytes: int = 0
     first: int = 0
     behind: int = 0
+    subjects: tuple[str, ...] = ()  # of which to tell how many messages there are
     reader: str = ""  # a streaming query that tells where it is, for the metrics of the leader
     next: int = 0
     # Answer when there is a message at `next` or later, or after so long (at most WAIT_MS_MAX). A
@@ -147,6 +148,7 @@ class ScanPlan(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     seqs: tuple[int, ...] = ()  # one for each time; last_seq + 1 if all messages are older
     edges: tuple[int, ...] = ()  # where the pieces begin, without the first
+    matching: int = -1  # messages on the subjects of the request; -1: not known without a search
     replicas: tuple[PlanReplica, ...] = ()
     retention: str = ""  # of the stream: with another one than limits, a mirror must consume
 
@@ -238,6 +240,8 @@ def decode_plan_request(body: bytes) -> PlanRequest:
         request = msgspec.json.decode(body, type=PlanRequest)
     except _UNREADABLE as error:
         raise ScanRefused(ScanCode.BAD, str(error)) from error
+    if len(request.subjects) > SUBJECTS_MAX:
+        raise ScanRefused(ScanCode.BAD, f"more than {SUBJECTS_MAX} subjects")
     if len(request.times) > TIMES_MAX or request.piece_bytes < 0 or request.wait_ms < 0:
         raise ScanRefused(ScanCode.BAD, f"more than {TIMES_MAX} times, or a negative size or wait")
     return request
@@ -262,7 +266,7 @@ def encode_end(end: ScanEnd | ScanRefused) -> bytes:
     return FRAME.pack(0, 0) + line
 
 
-def frame_header(block: bytes) -> bytes:
+def frame_header(block: bytes | memoryview) -> bytes:
     return FRAME.pack(len(block), crc32(block[:CRC_FROM]))
 
 
@@ -298,7 +302,9 @@ def decode_plan(body: bytes) -> ScanPlan:
 
 
 def encode_write(head: WriteHead) -> bytes:
-    return msgspec.json.encode(head) + b"\n"
+    """A multiple of eight bytes, so that the server need not move the block."""
+    line = msgspec.json.encode(head)
+    return line + b" " * (-(len(line) + 1) % 8) + b"\n"
 
 
 def decode_write_answer(body: bytes) -> WriteAnswer:

@@ -30,6 +30,8 @@ from broker.scan.protocol import (
 
 WINDOW: Final = 4
 HEAD_BYTES_MAX: Final = 1024  # of a request, before the block
+BlockParts = Sequence[bytes | memoryview]
+_Entry = tuple[int, BlockParts, int]  # first row, block, rows
 
 
 class WriteRefused(Exception):
@@ -61,15 +63,16 @@ class BlockWriter:
         self._next = 0
         self._failures = 0  # since the last progress
         self._reasons: dict[str, str] = {}  # server -> its last failure
-        self._unacked: deque[tuple[int, bytes, int]] = deque()  # first row, block, rows
+        self._unacked: deque[_Entry] = deque()
         self._pending = 0  # requests on this connection without an answer
         self._busy = ""  # why one of them has to be sent again
         self.sent = 0  # rows that were given to `write`
         self.added = 0  # as far as answers arrived
         self._stored = 0  # rows that the stream has, as far as we know
 
-    def write(self, block: bytes, rows: int) -> None:
-        """Raises WriteRefused, PlanRefused, NoServer, LoginRefused."""
+    def write(self, block: BlockParts, rows: int) -> None:
+        """Its parts must not change until the block is acknowledged. Raises WriteRefused,
+        PlanRefused, NoServer, LoginRefused."""
         entry = (self.sent, block, rows)
         self.sent += rows
         if self.sent <= self._stored:
@@ -116,13 +119,13 @@ class BlockWriter:
                 self._send(entry)
         return self._link
 
-    def _send(self, entry: tuple[int, bytes, int]) -> None:
+    def _send(self, entry: _Entry) -> None:
         if self._link is None:
             self._connected()  # it sends the entry as well
             return
         row, block, _ = entry
         head = encode_write(WriteHead(writer=self._writer, epoch=self._epoch, row=row))
-        self._link.send_request(WRITE_SUBJECT + self._stream, head, block)
+        self._link.send_request(WRITE_SUBJECT + self._stream, head, *block)
         self._pending += 1
 
     def _receive(self) -> None:

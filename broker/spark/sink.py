@@ -29,14 +29,16 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from broker.scan.arrow_blocks import MessageColumns
-from broker.scan.client import Planner
+from broker.scan.arrow_blocks import BlockCutter
+from broker.scan.client import NoServer, Planner, ReplicaAddress
 from broker.scan.protocol import WRITE_SUBJECT
 from broker.scan.writer import WINDOW, BlockWriter
+from broker.spark.offsets import preferred
 from broker.spark.option_values import OptionError
 from broker.spark.options import (
     SINK_OPTIONS,
     ClusterLogin,
+    ReadFrom,
     checked_name,
     connect_options,
     option_values,
@@ -166,6 +168,25 @@ def check_stream(options: SinkOptions) -> None:
         planner.close()
 
 
+def leader_first(options: SinkOptions) -> tuple[ReplicaAddress, ...]:
+    """The servers to write to, in order. Any of them would do; one that does not lead the stream
+    checks every block and sends it on, which costs as much again."""
+    planner = Planner(options.cluster.servers, options.cluster.login)
+    try:
+        plan = planner.plan(options.stream)
+    except NoServer:  # no leader now, perhaps: the writer has more patience
+        return options.cluster.servers
+    finally:
+        planner.close()
+    return preferred(
+        plan.replicas,
+        last=plan.last_seq,
+        turn=0,
+        read_from=ReadFrom.LEADER,
+        fallback=options.cluster.servers,
+    )
+
+
 def write_rows(
     batches: Iterator[pa.RecordBatch], options: SinkOptions, *, writer: str, epoch: int
 ) -> Written:
@@ -173,7 +194,7 @@ def write_rows(
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
     out = BlockWriter(
-        options.cluster.servers,
+        leader_first(options),
         options.cluster.login,
         stream=options.stream,
         writer=f"{writer}/{partition}",
@@ -181,13 +202,18 @@ def write_rows(
         window=options.window,
     )
     try:
-        largest = 0
+        cutter: BlockCutter | None = None
         for batch in batches:
-            largest = largest or out.max_block()
-            columns = MessageColumns(batch, subject=options.subject)
-            blocks = columns.blocks(bytes_max=largest, rows_max=options.rows_per_block)
-            for block, rows in blocks:
+            if cutter is None:
+                cutter = BlockCutter(
+                    subject=options.subject,
+                    bytes_max=out.max_block(),
+                    rows_max=options.rows_per_block,
+                )
+            for block, rows in cutter.take(batch):
                 out.write(block, rows)
+        for block, rows in cutter.rest() if cutter is not None else ():
+            out.write(block, rows)
         out.finish()
     finally:
         out.close()

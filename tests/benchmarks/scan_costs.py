@@ -20,7 +20,7 @@ from broker.bench.load import LoadClient
 from broker.bench.scenarios import create_stream
 from broker.client import scan_batches
 from broker.local import LocalCluster
-from broker.scan.arrow_blocks import MessageColumns
+from broker.scan.arrow_blocks import BlockCutter
 from broker.scan.client import Login, parse_endpoint
 from broker.scan.writer import BlockWriter
 from tests.benchmarks.spark_vs_parquet import used
@@ -43,10 +43,12 @@ def batches(rows: int) -> list[pa.RecordBatch]:
 def write(cluster: LocalCluster, made: list[pa.RecordBatch]) -> None:
     servers = [parse_endpoint(url) for url in cluster.urls]
     out = BlockWriter(servers, Login(), stream="ROWS", writer="bench/0", epoch=0)
-    size = out.max_block()
+    cutter = BlockCutter(subject="", bytes_max=out.max_block(), rows_max=8192)
     for batch in made:
-        for block, rows in MessageColumns(batch, subject="").blocks(bytes_max=size, rows_max=8192):
+        for block, rows in cutter.take(batch):
             out.write(block, rows)
+    for block, rows in cutter.rest():
+        out.write(block, rows)
     out.finish()
 
 

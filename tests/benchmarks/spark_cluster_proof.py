@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from broker.client import ScanOptions, scan_batches
 from broker.local import LocalCluster, LocalNode
-from broker.scan.arrow_blocks import MessageColumns
+from broker.scan.arrow_blocks import BlockCutter
 from broker.scan.client import Login, NoServer, Planner, endpoints_of
 from broker.scan.protocol import PlanRefused, ScanPlan
 from broker.scan.writer import BlockWriter
@@ -127,12 +127,10 @@ class Proof:
         begun = time.monotonic()
         servers = endpoints_of(self.options["servers"])
         out = BlockWriter(servers, self.broker_login(), stream="ROWS", writer="fill", epoch=0)
-        largest = out.max_block()
+        cutter = BlockCutter(subject="", bytes_max=out.max_block(), rows_max=8192)
         seq, crcs, mixed = 0, 0, 0
         for batch in batches(self.rows):
-            for block, count in MessageColumns(batch, subject="").blocks(
-                bytes_max=largest, rows_max=8192
-            ):
+            for block, count in cutter.take(batch):
                 out.write(block, count)
             text = batch.column("data").buffers()[2]
             body = memoryview(text)
@@ -142,6 +140,8 @@ class Proof:
                 crc = crc32(body[row * SIZE : (row + 1) * SIZE], crc32(subject))
                 crcs += crc
                 mixed ^= crc * seq
+        for block, count in cutter.rest():
+            out.write(block, count)
         out.finish()
         self.expected = [seq, seq * (seq + 1) // 2, crcs, mixed]
         print(f"{seq:,} rows of {SIZE} B stored, {time.monotonic() - begun:.0f} s", flush=True)

@@ -21,7 +21,7 @@ from broker.config.options import (
     User,
 )
 from broker.local import free_ports
-from broker.scan.arrow_blocks import MessageColumns, RowRefused
+from broker.scan.arrow_blocks import BlockCutter, RowRefused
 from broker.scan.client import Login, NoServer, ReplicaAddress
 from broker.scan.protocol import PlanRefused
 from broker.scan.writer import BlockWriter, WriteRefused
@@ -38,9 +38,11 @@ def batch(first: int, last: int, **columns: Any) -> pa.RecordBatch:
     )
 
 
-def blocks_of(made: pa.RecordBatch, **limits: int) -> list[tuple[bytes, int]]:
+def blocks_of(*made: pa.RecordBatch, **limits: int) -> list[tuple[bytes, int]]:
     chosen = {"bytes_max": 1 << 20, "rows_max": 8192} | limits
-    return list(MessageColumns(made, subject="all").blocks(**chosen))
+    cutter = BlockCutter(subject="all", **chosen)
+    full = [block for batch in made for block in cutter.take(batch)]
+    return [(b"".join(parts), rows) for parts, rows in (*full, *cutter.rest())]
 
 
 def test_blocks_have_the_rows_of_the_batch() -> None:
@@ -73,6 +75,28 @@ def test_a_batch_is_cut_by_bytes_and_rows() -> None:
     assert sum(rows for _, rows in small) == 1000
     numbers = [int(Block(raw).data(i)) for raw, rows in small for i in range(rows)]
     assert numbers == list(range(1, 1001))
+
+
+def test_blocks_are_full_however_small_the_batches_are() -> None:
+    small = [batch(first, first + 2) for first in range(1, 1000, 3)]
+    parts = blocks_of(*small, rows_max=300)
+    assert [rows for _, rows in parts] == [300, 300, 300, 99]
+    cut = blocks_of(*small, bytes_max=2000)
+    assert all(1900 < len(raw) <= 2000 for raw, _ in cut[:-1])
+    for blocks in (parts, cut):
+        found = [Block(raw) for raw, _ in blocks]
+        numbers = [int(block.data(i)) for block in found for i in range(block.rows)]
+        assert numbers == list(range(1, 1000))
+        subjects = [block.subject(i) for block in found for i in range(block.rows)]
+        assert subjects == [b"s.%d" % (k % 7) for k in numbers]
+
+
+def test_rows_before_one_that_is_too_large_are_in_blocks() -> None:
+    cutter = BlockCutter(subject="all", bytes_max=2000, rows_max=100)
+    found = []
+    with pytest.raises(RowRefused, match="row 2 of a batch has"):
+        found.extend(cutter.take(pa.RecordBatch.from_pydict({"data": [b"1", b"2", bytes(5000)]})))
+    assert [rows for _, rows in found] == [2]
 
 
 def test_rows_that_cannot_be_messages_are_told() -> None:
@@ -126,7 +150,7 @@ def test_what_is_written_again_is_stored_once(tmp_path: Path) -> None:
             for number, (raw, rows) in enumerate(blocks_of(batch(1, last), bytes_max=size // 8)):
                 if cut_after and number == cut_after:
                     out._link._socket.shutdown(2)  # type: ignore[union-attr]  # under way
-                out.write(raw, rows)
+                out.write((raw,), rows)
 
         first = writer(port, "w")
         write(first, 3000, cut_after=7)
@@ -153,7 +177,7 @@ def test_a_row_that_the_stream_refuses_is_named(tmp_path: Path) -> None:
             out = writer(port, "w", user=user)
             try:
                 for raw, rows in blocks_of(made, bytes_max=60_000):
-                    out.write(raw, rows)
+                    out.write((raw,), rows)
                 out.finish()
             finally:
                 out.close()
@@ -181,7 +205,7 @@ def test_what_waits_for_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     def look(port: int) -> None:
         out = writer(port, "w")
         for raw, rows in blocks_of(batch(1, 3000), bytes_max=15_000):
-            out.write(raw, rows)
+            out.write((raw,), rows)
         out.finish()
         found = scan("S", servers=f"nats://all:pw@127.0.0.1:{port}", columns=["data"])
         assert [int(one) for one in found.column(0).to_pylist()] == list(range(1, 3001))

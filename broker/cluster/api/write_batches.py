@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 WRITE_WITHIN_S: Final = 10.0
 WRITER_CHARS_MAX: Final = 256
 HELD_BYTES_MAX: Final = 64 << 20  # per account and node; beyond it the answer is 503: try again
+HEAD_BYTES_MAX: Final = 4096  # of the line before a block
 REQUEST_BYTES: Final = 1024  # that a request takes besides its body
 CAPTURED_BYTES_MAX: Final = 16 << 20  # of remembered subjects; all are forgotten beyond it
 SUBJECT_BYTES: Final = 100  # that a remembered subject takes besides its text
@@ -122,6 +124,11 @@ class WriteService:
         if self.disk_refuses(account, stream, assignment.group):
             raise JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
         self._check_subjects(block, assignment, asked.rules)
+        replica = self.replica(account, stream)
+        if replica is not None and replica.is_leading:  # without two copies of the block
+            with suppress(CallRefused):
+                async with asyncio.timeout(WRITE_WITHIN_S):
+                    return await self._propose(replica, mark, block.raw)
         question = msgspec.msgpack.encode((account, stream, mark, block.raw))
         return await self.calls.call(
             assignment.group, "write", question, within_s=WRITE_WITHIN_S, timeout_s=WRITE_WITHIN_S
@@ -164,6 +171,12 @@ class WriteService:
         replica = self.replica(account, stream)
         if replica is None or not replica.is_leading:
             raise CallRefused(f"not the leader of {stream}")
+        return await self._propose(replica, mark, block)
+
+    async def _propose(
+        self, replica: WrittenReplica, mark: WriterMark, block: bytes | memoryview
+    ) -> bytes:
+        """Raises CallRefused if this node is not the leader any more."""
         bounds = NO_SPACE if replica.stream.dedup.overfull else self.bounds(replica)
         entry = writer_entry(mark, block, time_ns=replica.stamp(), bounds=bounds)
         try:
@@ -176,10 +189,11 @@ class WriteService:
 
 def _parsed(body: bytes) -> tuple[WriterMark, Block]:
     """Raises JetStreamError."""
-    line, _, raw = body.partition(b"\n")
+    end = body.find(b"\n", 0, HEAD_BYTES_MAX)
     try:
-        head = _head.decode(line)
-        block = Block(raw)
+        head = _head.decode(body[: max(end, 0)])
+        # Not a copy, if the line before the block is a multiple of eight bytes.
+        block = Block(memoryview(body)[end + 1 :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BlockDamaged) as wrong:
         raise _refused(f"not a block of a writer: {wrong}") from wrong
     numbers = 0 <= head.epoch <= SEQUENCE_MAX and 0 <= head.row <= SEQUENCE_MAX

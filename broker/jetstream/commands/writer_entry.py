@@ -36,7 +36,9 @@ class WriterMark(msgspec.Struct, array_like=True, frozen=True):
 _marks: Final = msgspec.msgpack.Decoder(WriterMark)
 
 
-def writer_entry(mark: WriterMark, block: bytes, *, time_ns: int, bounds: Bounds | None) -> bytes:
+def writer_entry(
+    mark: WriterMark, block: bytes | memoryview, *, time_ns: int, bounds: Bounds | None
+) -> bytes:
     raw = msgspec.msgpack.encode(mark)
     prefix = PUBLISH_PREFIX.pack(CommandKind.WRITER_BATCH, RULES, time_ns, 0, 0, 0)
     padding = bytes(-len(raw) % _ALIGN)
