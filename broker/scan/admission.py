@@ -1,11 +1,15 @@
-"""Admission of scans: how many are open, and how many bytes wait for readers, by account.
+"""Admission of scans: how many are open, how many bytes wait for readers, and their memory.
 
-Owns: the counts of open scans and of held bytes, and who waits for bytes to be released.
+Owns: the counts of open scans and of held bytes by account, who waits for bytes to be released, and
+the memory into which blocks are read.
 May not touch: blocks, sockets; when a scan may work (the server's fair queue decides that).
 Spec: a scan that nobody reads from holds the block it could not send, until the write deadline
 closes its connection. Such scans count against the memory of their account only: other accounts go
 on. A scan for which there is no memory waits; it is not refused. Within an account it waits for the
-others of that account, and of those that wait, accounts take turns."""
+others of that account, and of those that wait, accounts take turns.
+Memory is used again: the kernel does not clear it each time, and the cache of the CPU has it. A
+block of a megabyte that was read into new memory took three times as long
+(docs/decisions/0048-reads-of-scans.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +18,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from broker.scan.protocol import FRAME
+
 MB: Final = 1 << 20
+KEPT_PIECES_MAX: Final = 8  # of memory; others are released to the system
+KEPT_BYTES_MAX: Final = 2 * MB  # of a piece
+ROUNDED_BYTES: Final = 256 << 10
 BLOCK_BYTES: Final = 2 * MB  # reserved before a block is read; its true size is known afterwards
 
 
@@ -112,3 +121,68 @@ def _subtract(counts: Counter[str], account: str, size: int) -> None:
     counts[account] -= size
     if not counts[account]:
         del counts[account]
+
+
+@dataclass(slots=True)
+class BlockMemory:
+    """The free pieces of one node."""
+
+    _free: list[bytearray] = field(default_factory=list)
+
+    def borrow(self) -> BorrowedMemory:
+        return BorrowedMemory(self)
+
+    def take(self, size: int) -> bytearray:
+        for position, piece in enumerate(self._free):
+            if len(piece) >= size:
+                return self._free.pop(position)
+        return bytearray(-(-size // ROUNDED_BYTES) * ROUNDED_BYTES)
+
+    def give_back(self, piece: bytearray) -> None:
+        if len(self._free) >= KEPT_PIECES_MAX or len(piece) > KEPT_BYTES_MAX or _in_use(piece):
+            return
+        self._free.append(piece)
+
+
+@dataclass(slots=True)
+class BorrowedMemory:
+    """For one block at a time, behind space for the header of its frame, so that both are sent in
+    one go. The caller of `give_back` needs it no more; if the socket still does, it keeps it."""
+
+    owner: BlockMemory
+    _piece: bytearray | None = None
+    _size: int = 0
+
+    def of_size(self, size: int) -> memoryview:
+        """For the bytes of a block."""
+        piece = self._piece
+        if piece is None or len(piece) < FRAME.size + size or _in_use(piece):
+            self.give_back()
+            piece = self._piece = self.owner.take(FRAME.size + size)
+        self._size = size
+        return memoryview(piece)[FRAME.size : FRAME.size + size]
+
+    def framed(self, header: bytes, block: bytes | memoryview) -> memoryview | None:
+        """The frame of a block, if it is all of this memory, without a copy."""
+        piece = self._piece
+        if piece is None or not isinstance(block, memoryview) or block.obj is not piece:
+            return None
+        if len(block) != self._size:
+            return None
+        piece[: FRAME.size] = header
+        return memoryview(piece)[: FRAME.size + self._size].toreadonly()
+
+    def give_back(self) -> None:
+        piece, self._piece = self._piece, None
+        if piece is not None:
+            self.owner.give_back(piece)
+
+
+def _in_use(piece: bytearray) -> bool:
+    """Whether something still refers to its bytes: then it cannot grow."""
+    try:
+        piece.append(0)
+    except BufferError:
+        return True
+    piece.pop()
+    return False

@@ -142,7 +142,7 @@ def read_range(
                 endpoint, rest, login, fail_on_data_loss=fail_on_data_loss, verify=verify
             ):
                 cursor = piece.high + 1  # before the yield: a failure later must not repeat it
-                retries = _Retries(len(wanted.endpoints), busy_timeout_s)
+                retries.progress()
                 yield piece
         except LoginRefused:
             raise
@@ -169,9 +169,14 @@ class _Retries:
 
     def __init__(self, endpoints: int, busy_timeout_s: float) -> None:
         self.endpoint = 0  # the one to try
-        self.rounds = 0  # over all endpoints
         self._endpoints = endpoints
         self._busy_timeout_s = busy_timeout_s
+        self.progress()
+
+    def progress(self) -> None:
+        """This endpoint has sent something: it is the first one to try from now on."""
+        self.rounds = 0  # over all endpoints
+        self._begun_with = self.endpoint
         self._failures = 0
         self._waited_s = 0.0
 
@@ -179,7 +184,7 @@ class _Retries:
         """An attempt has failed: wait for the next one, after each round. False: give up."""
         self._failures += not busy
         self.endpoint = (self.endpoint + 1) % self._endpoints
-        if self.endpoint:
+        if self.endpoint != self._begun_with:
             return True
         too_many = self._failures >= FETCH_ROUNDS * self._endpoints
         if too_many or self._waited_s >= self._busy_timeout_s:

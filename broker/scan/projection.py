@@ -42,10 +42,11 @@ def omitted_by(columns: Iterable[str]) -> int:
     return sum(flag for name, flag in WITHOUT.items() if name not in names) if names else 0
 
 
-def projected(raw: bytes | memoryview, omitted: int) -> bytes:
-    """The block without these columns. It is not checked: its owner has done that."""
+def projected(raw: bytes | memoryview, omitted: int) -> bytes | memoryview:
+    """The block without these columns; itself, if that is none. It is not checked: its owner has
+    done that."""
     if not omitted:
-        return bytes(raw)
+        return raw
     magic, version, flags, count, _, first_seq, *lengths, _, low, high, last_seq = (
         HEADER.unpack_from(raw)
     )

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from broker.scan.admission import BLOCK_BYTES, ScanAdmission
+from broker.scan.admission import BLOCK_BYTES, BlockMemory, BorrowedMemory, ScanAdmission
 from broker.scan.protocol import (
     CHUNK_BYTES,
     CHUNK_BYTES_MIN,
@@ -34,14 +34,14 @@ from broker.scan.protocol import (
     frame_header,
     same_incarnation,
 )
-from broker.scan.selection import Found, Selection, next_rows
+from broker.scan.selection import Found, RowPicker, Selection
 from broker.store.block.codec import BlockDamaged
 from broker.store.segments import Segments
 from broker.subjects.grammar import valid_subject
 
 T = TypeVar("T")
 SCANS: Final = "scans"  # their place among the connections of an account
-Write = Callable[[bytes], None]
+Write = Callable[[bytes | memoryview], None]
 Drain = Callable[[], Awaitable[None]]
 
 
@@ -127,6 +127,7 @@ class _Pace:
     reader: ScanReader
     turns: ScanTurns
     admission: ScanAdmission
+    memory: BlockMemory = field(default_factory=BlockMemory)
 
     async def turn(self, work: Callable[[], T]) -> T:
         return await self.turns.turn(self.reader.account, work)
@@ -138,6 +139,7 @@ class Scans:
 
     turns: ScanTurns
     admission: ScanAdmission = field(default_factory=ScanAdmission)
+    memory: BlockMemory = field(default_factory=BlockMemory)
     bytes_sent: int = 0
     served: int = 0
     refused: int = 0
@@ -169,7 +171,7 @@ class Scans:
         admission.enter(account)
         try:
             counted = replace(reader, write=partial(self._write, reader.write))
-            pace = _Pace(counted, self.turns, admission)
+            pace = _Pace(counted, self.turns, admission, self.memory)
             await serve_scan(pace, source.store, request, stream_id=source.id)
             self.served += 1
         except ConnectionError:
@@ -177,7 +179,7 @@ class Scans:
         finally:
             admission.leave(account)
 
-    def _write(self, write: Write, data: bytes) -> None:
+    def _write(self, write: Write, data: bytes | memoryview) -> None:
         self.bytes_sent += len(data)
         write(data)
 
@@ -218,54 +220,89 @@ async def serve_scan(
 
 async def _send_blocks(pace: _Pace, store: ScanStore, request: ScanRequest) -> int:
     """Return how many stored rows the range has, on any subject."""
+    memory = pace.memory.borrow()
     selection = Selection.of(request.subjects, request.columns)
+    picker = RowPicker(store, selection, memory.of_size)
     chunk = min(max(request.max_chunk, CHUNK_BYTES_MIN), CHUNK_BYTES)
     cursor = max(request.first, store.first_seq)
     rows = 0
-    admission, account = pace.admission, pace.reader.account
 
-    def begin(cursor: int) -> Found | None:
+    def begin() -> _Begun | None:
         """Find the block, and send the first chunk of it in the same turn."""
-        found = _next(store, cursor, request.last, selection)
-        if found is not None and found.block:
-            pace.reader.write(frame_header(found.block))
-            pace.reader.write(found.block[:chunk])
-        return found
+        found = _next(store, picker, cursor, request.last)
+        if found is None:
+            return None
+        frame = _framed(found.block, memory)
+        if frame:
+            pace.reader.write(frame[:chunk])
+        return _Begun(found.rows, found.last_seq, frame)
 
-    while cursor <= request.last:
-        held = BLOCK_BYTES
-        await admission.hold(account, held)
-        try:
-            found = await pace.turn(partial(begin, cursor))
-            if found is None:
+    try:
+        while cursor <= request.last:
+            sent = await _send_block(pace, begin, chunk)
+            memory.give_back()
+            if sent is None:
                 break
-            admission.resize(account, held, len(found.block))
-            held = len(found.block)
-            cursor = found.last_seq + 1
-            rows += found.rows
-            await _send_rest(pace, found.block, chunk)
-        finally:
-            admission.release(account, held)
+            rows += sent.rows
+            cursor = sent.last_seq + 1
+    finally:
+        memory.give_back()
     return rows
 
 
-async def _send_rest(pace: _Pace, block: bytes, chunk: int) -> None:
+class _Begun(NamedTuple):
+    rows: int
+    last_seq: int
+    frame: memoryview
+
+
+class _Sent(NamedTuple):
+    rows: int
+    last_seq: int
+
+
+async def _send_block(pace: _Pace, begin: Callable[[], _Begun | None], chunk: int) -> _Sent | None:
+    admission, account = pace.admission, pace.reader.account
+    held = BLOCK_BYTES
+    await admission.hold(account, held)
+    try:
+        begun = await pace.turn(begin)
+        if begun is None:
+            return None
+        admission.resize(account, held, len(begun.frame))
+        held = len(begun.frame)
+        await _send_rest(pace, begun.frame, chunk)
+        return _Sent(begun.rows, begun.last_seq)
+    finally:
+        admission.release(account, held)
+
+
+def _framed(block: bytes | memoryview, memory: BorrowedMemory) -> memoryview:
+    if not block:
+        return memoryview(b"")
+    header = frame_header(block)
+    return memory.framed(header, block) or memoryview(b"".join((header, block)))
+
+
+async def _send_rest(pace: _Pace, frame: memoryview, chunk: int) -> None:
     """What follows the first chunk. The reader takes its time; no turn, and no other scan, waits
     for it."""
     reader = pace.reader
     await reader.drain()
-    for at in range(chunk, len(block), chunk):
-        await pace.turn(partial(reader.write, block[at : at + chunk]))
+    for at in range(chunk, len(frame), chunk):
+        await pace.turn(partial(reader.write, frame[at : at + chunk]))
         await reader.drain()
 
 
-def _next(store: ScanStore, cursor: int, last: int, selection: Selection) -> Found | None:
+def _next(store: ScanStore, picker: RowPicker, cursor: int, last: int) -> Found | None:
     """Raises ScanRefused when messages were removed: the reader requests the rest again and decides
-    about the loss."""
+    about the loss. What was collected before is sent first."""
     if store.first_seq > cursor:
+        if picker.holds_rows:
+            return Found(picker.flush(), 0, cursor - 1)
         text = f"messages up to {store.first_seq - 1} were removed during the scan"
         raise ScanRefused(ScanCode.GONE, text, first_seq=store.first_seq)
-    return next_rows(store, cursor, last, selection)
+    return picker.next(cursor, last)
 
 
 def check_subjects(request: ScanRequest) -> None:

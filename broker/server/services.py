@@ -40,7 +40,7 @@ class BulkReader(Protocol):
     def refuse_publish(self, subject: bytes) -> None:
         """Tell the client that it may not publish there."""
 
-    def queue(self, data: bytes) -> None:
+    def queue(self, data: bytes | memoryview) -> None:
         """Append to the outbound buffer."""
 
     async def drained(self) -> None:

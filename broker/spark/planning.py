@@ -10,16 +10,26 @@ from __future__ import annotations
 import fnmatch
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from broker.scan.client import DataLost, Planner, ScanRange
 from broker.scan.protocol import PlanRefused, PlanRequest, ScanPlan
 from broker.spark.offsets import ranges
 from broker.spark.option_values import OptionError
-from broker.spark.options import Bound, Edge, OffsetBounds, SourceOptions
+from broker.spark.options import (
+    DEFAULT_BYTES_PER_PARTITION,
+    DEFAULT_RECORDS_PER_PARTITION,
+    Bound,
+    Edge,
+    OffsetBounds,
+    SourceOptions,
+)
 from broker.spark.pushdown import Narrowed
 
 logger = logging.getLogger("jetraft.spark")
+
+SPARSE_TIMES_MAX: Final = 16  # as large partitions, where hardly a message is read
 
 
 @dataclass(slots=True)
@@ -55,6 +65,7 @@ class QueryPlanner:
         stream: str,
         times: Iterable[int] = (),
         *,
+        subjects: tuple[str, ...] = (),
         reader: str = "",
         at: int = 0,
         wait_s: float = 0.0,
@@ -62,7 +73,9 @@ class QueryPlanner:
         """`reader` tells the leader that it is at this sequence, and that it waits so long for a
         message there. Raises PlanRefused, NoServer or LoginRefused."""
         wait_ms = int(1000 * min(wait_s, self.options.login.read_timeout_s / 2))
-        request = PlanRequest(times=tuple(times), reader=reader, next=at, wait_ms=wait_ms)
+        request = PlanRequest(
+            times=tuple(times), subjects=subjects, reader=reader, next=at, wait_ms=wait_ms
+        )
         return self.cluster.plan(stream, request)
 
     def first(self, stream: str, default: Edge) -> tuple[ScanPlan, int]:
@@ -73,9 +86,9 @@ class QueryPlanner:
             return plan, plan.seqs[0]
         return plan, first_to_read(starting.of(stream, default), plan, self.options)
 
-    def cuts(self, plan: ScanPlan, *, first: int, behind: int) -> tuple[int, ...]:
+    def cuts(self, plan: ScanPlan, *, first: int, behind: int, piece: int = 0) -> tuple[int, ...]:
         """Where to cut by bytes. Not asked for if all of the stream fits into one partition."""
-        piece = self.options.max_bytes_per_partition
+        piece = piece or self.options.max_bytes_per_partition
         if plan.bytes <= piece or behind <= first:
             return ()
         request = PlanRequest(piece_bytes=piece, first=first, behind=behind)
@@ -100,9 +113,11 @@ class QueryPlanner:
         self, stream: str, narrowed: Narrowed, columns: tuple[str, ...]
     ) -> list[ScanRange]:
         options = self.options
+        subjects = narrowed.subjects or options.subjects
         bounds = (options.starting.time_ns, options.ending.time_ns)
         asked = [t for t in (*bounds, narrowed.first_ns, narrowed.behind_ns) if t is not None]
-        plan = self.plan(stream, asked)
+        plan = self.plan(stream, asked, subjects=subjects)
+        options = sized_for(options, plan)
         at = dict(zip(asked, plan.seqs, strict=True))
         if bounds[0] is not None:
             first = at[bounds[0]]
@@ -122,10 +137,26 @@ class QueryPlanner:
             options,
             first=first,
             behind=behind,
-            cuts=self.cuts(plan, first=first, behind=behind),
+            cuts=self.cuts(plan, first=first, behind=behind, piece=options.max_bytes_per_partition),
             subjects=narrowed.subjects,
             columns=columns,
         )
+
+
+def sized_for(options: SourceOptions, plan: ScanPlan) -> SourceOptions:
+    """With larger partitions, if few messages are on the subjects that are read: each costs Spark
+    a task, and brokers only skip the others. Sizes that the user has chosen stay."""
+    if plan.matching < 0:
+        return options
+    times = min(plan.messages // max(plan.matching, 1), SPARSE_TIMES_MAX)
+    records, size = options.max_records_per_partition, options.max_bytes_per_partition
+    if times < 2 or (records, size) != (DEFAULT_RECORDS_PER_PARTITION, DEFAULT_BYTES_PER_PARTITION):
+        return options
+    return replace(
+        options,
+        max_records_per_partition=records * times,
+        max_bytes_per_partition=size * times,
+    )
 
 
 def _ending(ending: OffsetBounds, stream: str, latest: int) -> int:

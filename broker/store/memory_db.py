@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from broker.store.block.block_format import BlockDamaged
 from broker.store.state_keys import BlockReader, Result, StateBatch, key, seq_of
 
 
@@ -76,6 +77,12 @@ class MemoryFiles:
         prefix = key(self.group, kind, 0)[:9]
         for raw_key in sorted(k for k in self.values if k.startswith(prefix)):
             yield seq_of(raw_key), self.values[raw_key]
+
+    def size_in_file(self, seq: int) -> int | None:
+        return None
+
+    def read_into(self, seq: int, memory: memoryview, *, checksum_from: int) -> int:
+        raise BlockDamaged("there are no files")
 
     def frozen(self) -> BlockReader:
         prefix = self.group.to_bytes(8, "big")

@@ -17,7 +17,7 @@ from itertools import chain, islice
 from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import Columns, Sizing
 from broker.store.index.subject_filter import SubjectFilter
-from broker.store.segments import Segment, Segments
+from broker.store.segments import Segment, Segments, View
 from broker.subjects import Steps
 
 NAMES_PER_STEP = 512  # subjects that one step compares with a filter
@@ -41,6 +41,19 @@ def live_stretches(
 ) -> Iterator[tuple[int, int]]:
     """Ranges of rows (first, last + 1) that match, are stored, and lie in [start, stop)."""
     view = segments.view(segment)
+    return stretches_in(segments, segment, view, wanted, start=start, stop=stop)
+
+
+def stretches_in(
+    segments: Segments,
+    segment: Segment,
+    view: View,
+    wanted: SubjectFilter,
+    *,
+    start: int,
+    stop: int,
+) -> Iterator[tuple[int, int]]:
+    """The same, if its rows are at hand."""
     rows = view.rows
     low = max(start, segments.floor)
     first_row = row_at(segment, rows, low)

@@ -11,11 +11,13 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from struct import Struct as Packing
 from typing import Final
 
 import msgspec
 from pyroaring import BitMap64
 
+from broker.store.block.block_format import CRC_AT, CRC_FROM
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.block.columns import Columns
 from broker.store.block.packing import unpack
@@ -29,7 +31,9 @@ SUBJECTS_KEPT_MAX: Final = 16  # segments whose subjects were read from disk
 WHOLE_BYTES: Final = 3 << 18  # a block of this size is stored as it is, not appended to another
 SUBJECTS_HELD_MAX: Final = 64  # of a segment; more are read from its summary when needed
 CACHE_BYTES_MAX: Final = 48 << 20  # for all streams of a node together
+_CRC: Final = Packing("<I")
 _SEARCHES_MAX: Final = 32  # searches for single subjects before all subjects are listed
+_MATCHED_MAX: Final = 16  # patterns that are compared with every row, without a list of subjects
 _SELECTIONS_MAX: Final = 8  # filters with cached results per loaded block
 
 Run = tuple[bytes, int, int]  # subject, first row, last row + 1
@@ -149,8 +153,13 @@ class View:
             return [(0, self.rows.rows)]
         if len(wanted.literals) == 1:
             return self.stretches_of(wanted.literals[0])
-        runs = self.runs
         done, found = self._selections.get(wanted.patterns, (0, []))
+        if isinstance(self.rows, Block) and len(wanted.patterns) <= _MATCHED_MAX:
+            if not done:
+                found = self.rows.rows_matching(wanted.patterns)
+                self._keep(wanted, self.rows.rows, found)
+            return found
+        runs = self.runs
         if done < len(runs):
             for subject, start, stop in runs[done:]:
                 if not wanted(subject):
@@ -159,10 +168,13 @@ class View:
                     found[-1] = (found[-1][0], stop)
                 else:
                     found.append((start, stop))
-            if len(self._selections) >= _SELECTIONS_MAX:
-                self._selections.clear()
-            self._selections[wanted.patterns] = (len(runs), found)
+            self._keep(wanted, len(runs), found)
         return found
+
+    def _keep(self, wanted: SubjectFilter, done: int, found: list[tuple[int, int]]) -> None:
+        if len(self._selections) >= _SELECTIONS_MAX:
+            self._selections.clear()
+        self._selections[wanted.patterns] = (done, found)
 
 
 class BlockCache:
@@ -342,6 +354,22 @@ class Segments:
             view = View(self.read_block(segment.first_seq))
             self.cache.put(self.files.group, segment.first_seq, view)
         return view
+
+    def borrow(self, segment: Segment, memory: Callable[[int], memoryview]) -> Block | None:
+        """Its rows in memory of the caller, past the cache: for one who reads many blocks, each
+        once. None if they are in memory already, or not stored as they are: use `view`. Raises
+        BlockDamaged, after the owner of the data was told."""
+        if self.in_memory(segment) or self.files.size_in_file(segment.first_seq) != segment.nbytes:
+            return None
+        raw = memory(segment.nbytes)
+        try:
+            found = self.files.read_into(segment.first_seq, raw, checksum_from=CRC_FROM)
+            if found != _CRC.unpack_from(raw, CRC_AT)[0]:
+                raise BlockDamaged(f"the checksum of the block from {segment.first_seq} on differs")
+            return Block(raw.toreadonly(), verify=False)
+        except BlockDamaged as damage:
+            self.cache.on_damage(self.files.group, damage)
+            raise
 
     def in_memory(self, segment: Segment) -> bool:
         """Whether its rows can be had without reading a file."""

@@ -270,11 +270,42 @@ class RocksFiles:
         value: bytes | None = self.column.get(raw_key)
         return value if value is None else _opened(self.cipher, raw_key, value)
 
+    def size_in_file(self, seq: int) -> int | None:
+        if self.values is None or self.cipher is not None:
+            return None
+        place = self.values.place(key(self.group, BLOCK, seq))
+        return None if place is None else place.size
+
+    def read_into(self, seq: int, memory: memoryview, *, checksum_from: int) -> int:
+        values, raw_key = self.values, key(self.group, BLOCK, seq)
+        place = None if values is None else values.place(raw_key)
+        if values is None or place is None or place.size != len(memory):
+            raise BlockDamaged("the block is not in a file any more")
+
+        def read(place: ValuePlace) -> int:
+            return values.read_into(raw_key, place, memory, checksum_from=checksum_from)
+
+        return self._while_moved(values, raw_key, place, read)
+
     def _in_file(self, values: ValueFiles, raw_key: bytes, place: ValuePlace) -> bytes:
+        return self._while_moved(
+            values,
+            raw_key,
+            place,
+            lambda where: _opened(self.cipher, raw_key, values.read(raw_key, where)),
+        )
+
+    def _while_moved(
+        self,
+        values: ValueFiles,
+        raw_key: bytes,
+        place: ValuePlace,
+        read: Callable[[ValuePlace], Result],
+    ) -> Result:
         """On any thread: the block may be moved meanwhile, and its old file removed."""
         while True:
             try:
-                return _opened(self.cipher, raw_key, values.read(raw_key, place))
+                return read(place)
             except ValueDamaged as damage:
                 now = values.place(raw_key)
                 if now is None or now == place:

@@ -64,6 +64,16 @@ class BlockFiles(BlockReader, Protocol):
         """(sequence, value) of one kind, ascending."""
         ...
 
+    def size_in_file(self, seq: int, /) -> int | None:
+        """How many bytes a block has that `read_into` can read; None if it is in the database, or
+        encrypted: use `get`."""
+        ...
+
+    def read_into(self, seq: int, memory: memoryview, /, *, checksum_from: int) -> int:
+        """Such a block as it is stored, without copies. Returns the CRC-32 of its bytes from
+        `checksum_from` on. Raises BlockDamaged."""
+        ...
+
     def frozen(self) -> BlockReader:
         """A view that later batches do not change. Raft snapshots are read from it while they are
         sent, which may take long."""

@@ -109,6 +109,11 @@ class SimLogFile:
         self._call("read")
         return bytes(self._inode.data[offset : offset + size])
 
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        found = self.read(len(memory), offset)
+        memory[: len(found)] = found
+        return len(found)
+
     def allocate(self, size: int) -> None:
         self._call("allocate")
         grows = size - len(self._inode.data)

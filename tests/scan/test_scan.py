@@ -18,6 +18,7 @@ from broker.scan.client import (
     ScanFailed,
     ScanRange,
     Slice,
+    _Retries,
     endpoints_of,
     read_range,
 )
@@ -208,6 +209,20 @@ def test_a_replica_that_dies_in_the_middle_is_replaced(cluster: Cluster) -> None
     assert asked == sorted(asked)
     assert asked[0] == 1
     assert asked[1] > 1  # it continued where the first had stopped
+
+
+def test_a_reader_remembers_which_replica_it_has_moved_to() -> None:
+    pauses: list[float] = []
+    retries = _Retries(3, 60.0)
+    assert retries.wait(pauses.append, busy=False)
+    assert retries.endpoint == 1
+    retries.progress()
+    assert retries.wait(pauses.append, busy=False)
+    assert (retries.endpoint, pauses) == (2, [])
+    assert retries.wait(pauses.append, busy=False)
+    assert (retries.endpoint, pauses) == (0, [])
+    assert retries.wait(pauses.append, busy=False)
+    assert (retries.endpoint, pauses) == (1, [0.1])  # a round begins where it went well last
 
 
 def test_a_bit_flipped_in_transit_causes_a_retry_and_loses_no_row(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.scan.admission import BlockMemory
 from broker.scan.arrow import arrow_schema, batch_of, header_lists, stored_columns
 from broker.scan.byte_cuts import edges
 from broker.scan.columns import read_columns
@@ -20,9 +21,13 @@ from broker.scan.protocol import (
     encode_plan_request,
     encode_request,
 )
-from broker.scan.selection import Selection, next_rows
+from broker.scan.selection import RowPicker, Selection
+from broker.store import persistence, state_db
 from broker.store.block.block_format import BlockDamaged
 from broker.store.block.codec import BlockBuilder
+from broker.store.encryption.directory_cipher import DirectoryCipher
+from broker.store.state_keys import BLOCK, key
+from tests.store.test_block_files import Disk
 from tests.support.scan_peers import START_NS, Store, block_of, data_of, subject_of
 
 
@@ -83,16 +88,19 @@ def found(store: Store, first: int, last: int, selection: Selection) -> tuple[li
     seqs: list[int] = []
     rows = turns = 0
     cursor = first
+    picker = RowPicker(store, selection)
     while cursor <= last:
         turns += 1
-        part = next_rows(store, cursor, last, selection)
+        part = picker.next(cursor, last)
         if part is None:
             break
         if part.block:
-            seqs += [row["seq"] for row in table(part.block, ("seq",), cursor, last)]
+            low = seqs[-1] + 1 if seqs else first
+            seqs += [row["seq"] for row in table(bytes(part.block), ("seq",), low, last)]
         rows += part.rows
         assert part.last_seq >= cursor
         cursor = part.last_seq + 1
+    assert not picker.holds_rows
     return seqs, rows, turns
 
 
@@ -157,6 +165,113 @@ def test_blocks_without_the_subject_are_not_read(
     read.clear()
     assert found(rare, 1, 1000, Selection.of((), ("seq",)))[0] == list(range(1, 1001))
     assert read == set()  # what the summaries tell is not read
+
+
+class OnDisk:
+    """A store whose blocks are in files, and not in the cache."""
+
+    def __init__(self, rows: int, *, cipher: DirectoryCipher | None = None) -> None:
+        self.disk = Disk()
+        self.state = self.disk.open(cipher)
+        self.store = Store(self.state.files(3))
+        self.damaged: list[int] = []
+        self.store.segments.cache.on_damage = lambda group, _error: self.damaged.append(group)
+        self.store.grow(rows, block_rows=200)
+        self.write()
+
+    def write(self) -> None:
+        batch = self.state.begin()
+        persistence.checkpoint(self.store, batch)
+        assert self.state.values is not None
+        self.state.write(batch, self.state.values.write(list(batch.large.items())))
+        persistence.written(self.store)
+        self.store.segments.cache.discard_group(3)
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_db, "FILE_BYTES_MIN", 100)
+
+
+SELECTIONS = [
+    Selection.of(subjects, columns)
+    for subjects in ((), ("orders.eu.3",), ("orders.us.>",), ("orders.eu.1", "orders.us.2"))
+    for columns in ((), ("seq", "subject"))
+]
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("cipher", [None, DirectoryCipher(bytes(32), "aes")])
+def test_blocks_are_read_past_the_cache(cipher: DirectoryCipher | None, *, packed: bool) -> None:
+    there = OnDisk(2000, cipher=cipher)
+    if packed:
+        there.store.segments.packs = lambda: True
+        there.store.grow(2000, block_rows=200)
+        there.write()
+    plain = Store.filled(there.store.last_seq, block_rows=200)
+    for selection in SELECTIONS:
+        seqs, rows, _ = found(there.store, 150, 1900, selection)
+        assert (seqs, rows) == found(plain, 150, 1900, selection)[:2]
+    kept = there.store.segments.cache.get(3, 201)
+    assert (kept is None) == (cipher is None)
+    assert there.damaged == []
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("at", [20, 5000, -3])
+def test_a_damaged_block_is_not_sent_and_its_owner_is_told(at: int) -> None:
+    for selection in SELECTIONS:
+        there = OnDisk(600)
+        assert there.state.values is not None
+        place = there.state.values.place(key(3, BLOCK, 201))
+        assert place is not None
+        data = there.disk.files._names[f"{place.file:010d}.values"].data
+        data[place.offset + 40 + (at % place.size)] ^= 1
+        with pytest.raises(BlockDamaged):
+            found(there.store, 1, 600, selection)
+        assert there.damaged == [3]
+
+
+def test_rows_of_many_blocks_are_sent_together() -> None:
+    store = Store.filled(3000, block_rows=20)
+    picker = RowPicker(store, Selection.of(("orders.eu.3",), ()))
+    cursor, sizes = 1, []
+    while (part := picker.next(cursor, 3000)) is not None:
+        sizes += [read_columns(part.block, verify=True).count] if part.block else []
+        cursor = part.last_seq + 1
+    assert len(sizes) == 3  # of 150 blocks, 64 at a time
+    assert sum(sizes) == sum(subject_of(seq) == b"orders.eu.3" for seq in range(1, 3001))
+
+
+def test_sequences_alone_are_sent_for_many_blocks_at_once() -> None:
+    store = Store.filled(3000, block_rows=20)
+    store.delete(1500)
+    seqs, rows, turns = found(store, 5, 2990, Selection.of((), ("seq",)))
+    assert seqs == [seq for seq in range(5, 2991) if seq != 1500]
+    assert (rows, turns) == (2985, 3)
+
+
+def test_memory_is_used_again_unless_something_refers_to_it() -> None:
+    memory = BlockMemory()
+    mine = memory.borrow()
+    block = mine.of_size(300_000)
+    block[:3] = b"abc"
+    frame = mine.framed(b"12345678", block.toreadonly())
+    assert frame is not None
+    assert bytes(frame[:11]) == b"12345678abc"
+    assert mine.framed(b"12345678", b"abc") is None
+    mine.give_back()  # the socket has not sent it
+    del block
+    other = memory.borrow().of_size(1)
+    other[:] = b"x"
+    assert bytes(frame[8:11]) == b"abc"
+    first = memory.borrow()
+    piece = first.of_size(10).obj
+    first.give_back()
+    second = memory.borrow()
+    assert second.of_size(20).obj is piece
+    assert memory.borrow().of_size(20).obj is not piece
 
 
 def test_a_range_is_cut_by_bytes() -> None:

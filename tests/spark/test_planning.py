@@ -6,12 +6,13 @@ import pickle
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from broker.client import scan
 from broker.scan.client import DataLost, Login, ReplicaAddress
@@ -35,6 +36,8 @@ from broker.spark.options import (
     ReadFrom,
     parse_options,
 )
+from broker.spark.planning import sized_for
+from broker.spark.sink import leader_first, sink_options
 from broker.spark.source import JetRaftDataSource, SchemaError, column_names
 from broker.spark.stream_source import JetRaftStreamReader, StreamReplacedError
 from tests.support.scan_peers import STREAM, Cluster, Store
@@ -333,6 +336,27 @@ def test_scan_returns_a_table() -> None:
         assert scan(STREAM, first=10, last=5, **login).num_rows == 0
         with pytest.raises(ValueError, match="no column"):
             scan(STREAM, columns=["colour"], **login)
+
+
+def test_a_filter_by_few_subjects_needs_fewer_tasks() -> None:
+    plan = ScanPlan(stream="S", id="1", first_seq=1, last_seq=10**7, messages=10**7)
+    default = parse_options({"stream": "S"})
+    assert sized_for(default, plan) == default  # not known
+    for matching, times in ((10**7, 1), (6 * 10**6, 1), (3 * 10**6, 3), (10**4, 16), (0, 16)):
+        found = sized_for(default, msgspec.structs.replace(plan, matching=matching))
+        assert found.max_records_per_partition == times * DEFAULT_RECORDS_PER_PARTITION
+        assert found.max_bytes_per_partition == times * DEFAULT_BYTES_PER_PARTITION
+    chosen = parse_options({"stream": "S", "maxRecordsPerPartition": "1000"})
+    assert sized_for(chosen, msgspec.structs.replace(plan, matching=1)) == chosen
+
+
+def test_tasks_of_the_sink_write_to_the_leader_first() -> None:
+    schema = StructType([StructField("data", StringType())])
+    with Cluster(Store.filled(10)) as cluster:
+        given = {"servers": cluster.servers, "stream": STREAM, "subject": "a"}
+        found = leader_first(sink_options(given, schema, overwrite=False))
+        assert found[0].port == cluster.leader.port
+        assert {address.port for address in found} == {peer.port for peer in cluster.peers}
 
 
 def test_the_documentation_lists_every_option_with_its_default() -> None:

@@ -170,8 +170,9 @@ class Peer:
         open_max = 0 if self.faults.busy else 4
         self.scans.admission.limits = ScanLimits(open_max=open_max)
 
-        def write(chunk: bytes) -> None:
+        def write(data: bytes | memoryview) -> None:
             nonlocal sent
+            chunk = bytes(data)
             flip = self.faults.flip_byte_at
             if flip is not None and sent <= flip < sent + len(chunk):
                 at = flip - sent
@@ -246,6 +247,13 @@ class Cluster:
             )
             if request.piece_bytes
             else (),
+            matching=sum(
+                entry.count
+                for entry in map(store.index.get, map(str.encode, request.subjects))
+                if entry is not None
+            )
+            if request.subjects
+            else -1,
             replicas=tuple(
                 PlanReplica(
                     name=peer.name,

@@ -39,7 +39,7 @@ from broker.scan.protocol import (
 )
 from broker.scan.readers import ScanReaders, StreamingReader
 from broker.store.messages import MessageStore
-from broker.subjects import Subscription
+from broker.subjects import Subscription, has_wildcard
 from raft import GroupId, NodeId, RaftError
 from raft.host.group import GroupStatus
 
@@ -136,6 +136,7 @@ class PlanService:
             bytes=store.bytes,
             seqs=tuple(store.first_at_time(t) or store.last_seq + 1 for t in request.times),
             edges=_edges(store, request),
+            matching=_matching(store, request.subjects),
             replicas=tuple(replicas),
             retention=replica.stream.config.retention.value,
         )
@@ -181,6 +182,14 @@ def _checked(request: bytes) -> None:
         decode_plan_request(request)
     except ScanRefused as refused:
         raise JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=refused.message) from refused
+
+
+def _matching(store: MessageStore, subjects: tuple[str, ...]) -> int:
+    """As the index tells for subjects without wildcards; see ScanPlan."""
+    names = {subject.encode() for subject in subjects}
+    if not names or any(map(has_wildcard, names)):
+        return -1
+    return sum(entry.count for entry in map(store.index.get, names) if entry is not None)
 
 
 def _edges(store: MessageStore, request: PlanRequest) -> tuple[int, ...]:

@@ -76,11 +76,11 @@ class ClientSocket:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def sealed(self, data: bytes) -> bytes:
+    def sealed(self, data: bytes | memoryview) -> bytes | memoryview:
         """The bytes as they go over the socket."""
         tls = self.tls
         if self._packer is not None:
-            data = self._packer.write(data)
+            data = self._packer.write(bytes(data))
         return data if tls is None or not tls.established else tls.encrypt(data)
 
     def write_raw(self, data: bytes) -> None:

@@ -243,9 +243,9 @@ class Connection(asyncio.Protocol):
     async def drained(self) -> None:
         await self.outbound.drained()
 
-    def _queue_traced(self, data: bytes) -> None:
+    def _queue_traced(self, data: bytes | memoryview) -> None:
         if not self.closed:
-            logger.log(TRACE, "%s - %s", self.label, protocol_trace.outbound(data))
+            logger.log(TRACE, "%s - %s", self.label, protocol_trace.outbound(bytes(data)))
         self.outbound.queue(data)
 
     def tls_document(self) -> Document | None:

@@ -53,7 +53,7 @@ class Outbound:
         self._loop = loop
         self._socket = socket
         self._owner = owner
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes | memoryview] = deque()
         self.queued_bytes = 0
         self.flush_due = False
         self._full = False  # the transport asked for a pause
@@ -95,7 +95,7 @@ class Outbound:
     def chunk_count(self) -> int:
         return len(self._chunks)
 
-    def queue(self, data: bytes) -> None:
+    def queue(self, data: bytes | memoryview) -> None:
         """Append to what goes out at the end of this loop turn, in one write."""
         if self.closed:
             return
@@ -174,7 +174,7 @@ class Outbound:
             if transport.is_closing():
                 return
             if self.queued_bytes <= WRITE_SIZE:
-                batch: list[bytes] = list(self._chunks)
+                batch: list[bytes | memoryview] = list(self._chunks)
                 self._chunks.clear()
                 size = self.queued_bytes
             else:
@@ -186,8 +186,8 @@ class Outbound:
         if self._stalled and self.queued_bytes <= self.stall_above:
             self._release_stalled()
 
-    def _take_batch(self) -> tuple[list[bytes], int]:
-        batch: list[bytes] = []
+    def _take_batch(self) -> tuple[list[bytes | memoryview], int]:
+        batch: list[bytes | memoryview] = []
         size = 0
         while self._chunks and size < WRITE_SIZE:
             chunk = self._chunks.popleft()

@@ -190,7 +190,7 @@ class TlsLayer:
             parts.append(part)
         return b"".join(parts)
 
-    def encrypt(self, data: bytes) -> bytes:
+    def encrypt(self, data: bytes | memoryview) -> bytes:
         self._object.write(data)
         return self._outgoing.read()
 

@@ -142,6 +142,32 @@ cdef class Rows:
             found.append((start, self.rows))
         return found
 
+    def rows_matching(self, patterns):
+        cdef list known = [bytes(pattern) for pattern in patterns]
+        cdef list found = []
+        cdef int32_t* ends = self.ends[SUBJECTS]
+        cdef char* blob = self.blobs[SUBJECTS]
+        cdef bytes pattern
+        cdef bint matched = False
+        cdef Py_ssize_t start = -1
+        cdef Py_ssize_t i
+        for i in range(self.rows):
+            if i == 0 or not same_subject(self, i - 1, i):
+                matched = False
+                for pattern in known:
+                    if fits(pattern, len(pattern), blob + ends[i], ends[i + 1] - ends[i]):
+                        matched = True
+                        break
+            if matched:
+                if start < 0:
+                    start = i
+            elif start >= 0:
+                found.append((start, i))
+                start = -1
+        if start >= 0:
+            found.append((start, self.rows))
+        return found
+
     def seqs_of(self, stretches):
         cdef Py_ssize_t begin, end, i
         cdef Py_ssize_t count = 0
@@ -209,6 +235,33 @@ cdef class Rows:
             else:
                 high = middle
         return low
+
+
+cdef bint fits(
+    const char* pattern, Py_ssize_t size, const char* subject, Py_ssize_t length
+) noexcept:
+    """Whether the pattern matches: `*` is one token, `>` at the end is all that follow."""
+    cdef Py_ssize_t i = 0
+    cdef Py_ssize_t at = 0
+    while True:  # at the beginning of a token, in both
+        if at == size - 1 and pattern[at] == b">":
+            return True
+        if at < size and pattern[at] == b"*" and (at + 1 == size or pattern[at + 1] == b"."):
+            at += 1
+            while i < length and subject[i] != b".":
+                i += 1
+        else:
+            while at < size and pattern[at] != b".":
+                if i >= length or subject[i] != pattern[at]:
+                    return False
+                i += 1
+                at += 1
+            if i < length and subject[i] != b".":
+                return False
+        if at == size or i == length:
+            return at == size and i == length
+        at += 1
+        i += 1
 
 
 cdef inline Py_ssize_t row_bytes(Rows rows, Py_ssize_t i) noexcept:

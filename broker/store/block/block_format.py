@@ -23,7 +23,7 @@ import struct
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, final
@@ -111,6 +111,21 @@ class Rows(ABC):
         """(first row, last row + 1) for each run of this subject."""
         return [(start, stop) for found, start, stop in self.subject_runs() if found == subject]
 
+    def rows_matching(self, patterns: Sequence[bytes]) -> list[tuple[int, int]]:
+        """(first row, last row + 1) for each run of rows whose subjects one of these patterns
+        matches, with the wildcards of NATS."""
+        split = [pattern.split(b".") for pattern in patterns]
+        found: list[tuple[int, int]] = []
+        for subject, start, stop in self.subject_runs():
+            tokens = subject.split(b".")
+            if not any(_fits(pattern, tokens) for pattern in split):
+                continue
+            if found and found[-1][1] == start:
+                found[-1] = (found[-1][0], stop)
+            else:
+                found.append((start, stop))
+        return found
+
     def seqs_of(self, stretches: Iterable[tuple[int, int]]) -> array[int]:
         """The sequences of the rows in these ranges (first row, last row + 1)."""
         found = array("Q")
@@ -126,6 +141,15 @@ class Rows(ABC):
     def _check(self, i: int) -> None:
         if not 0 <= i < self.rows:
             raise IndexError(f"row {i} of {self.rows}")
+
+
+def _fits(pattern: list[bytes], subject: list[bytes]) -> bool:
+    for position, token in enumerate(pattern):
+        if token == b">" and position == len(pattern) - 1:
+            return position < len(subject)
+        if position >= len(subject) or token not in (b"*", subject[position]):
+            return False
+    return len(subject) == len(pattern)
 
 
 def padded(size: int) -> int:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from struct import Struct as Packing
 from typing import Final, Protocol
 from weakref import WeakSet
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from broker.store.values.ledger import HEAD_BYTES, ValueLedger, ValuePlace, extent
 
@@ -24,6 +25,7 @@ _log = logging.getLogger("jetraft.store")
 
 _SUFFIX: Final = ".values"
 _MAGIC: Final = b"JRV1"
+_PART_BYTES: Final = 256 << 10
 _HEAD: Final = Packing("<4sII24s4x")  # magic, checksum of the rest, size, key
 assert _HEAD.size == HEAD_BYTES
 
@@ -35,6 +37,7 @@ class ValueFile(Protocol):
     def size(self) -> int: ...
     def write(self, parts: Sequence[bytes | memoryview], offset: int) -> None: ...
     def read(self, size: int, offset: int) -> bytes: ...
+    def read_into(self, memory: memoryview, offset: int) -> int: ...
     def sync(self) -> None: ...
     def close(self) -> None: ...
 
@@ -229,6 +232,31 @@ class ValueFiles:
         if head != _head(key, place.size) or len(value) != place.size:
             raise ValueDamaged(f"{_name(place.file)} has something else at {place.offset}")
         return value
+
+    def read_into(
+        self, key: bytes, place: ValuePlace, memory: memoryview, *, checksum_from: int
+    ) -> int:
+        """As `read`, into memory of the size of the value. Returns the CRC-32 of its bytes from
+        `checksum_from` on: it is made of each part while the cache of the CPU has it. Raises
+        ValueDamaged."""
+        checksum = 0
+        try:
+            file = self._files.open(_name(place.file))
+            try:
+                found = file.read(HEAD_BYTES, place.offset) == _head(key, place.size)
+                for at in range(0, place.size if found else 0, _PART_BYTES):
+                    part = memory[at : at + _PART_BYTES]
+                    if file.read_into(part, place.offset + HEAD_BYTES + at) != len(part):
+                        found = False
+                        break
+                    checksum = crc32(part[max(checksum_from - at, 0) :], checksum)
+            finally:
+                file.close()
+        except OSError as error:
+            raise ValueDamaged(f"{_name(place.file)} cannot be read: {error}") from error
+        if not found:
+            raise ValueDamaged(f"{_name(place.file)} has something else at {place.offset}")
+        return checksum
 
     def pin(self) -> ValuePin:
         with self._lock:

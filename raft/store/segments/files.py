@@ -28,6 +28,9 @@ class LogFile(Protocol):
     def read(self, size: int, offset: int) -> bytes:
         """Fewer bytes at the end of the file."""
 
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """As `read`, into memory of the caller; returns how many bytes there were."""
+
     def allocate(self, size: int) -> None:
         """Make the file this large, so that later writes into it need no further space."""
 
@@ -86,6 +89,15 @@ class DiskFile:
                 break
             found += more
         return found
+
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        have = 0
+        while have < len(memory):
+            found = os.preadv(self.descriptor, [memory[have:]], offset + have)
+            if not found:
+                break
+            have += found
+        return have
 
     def allocate(self, size: int) -> None:
         os.posix_fallocate(self.descriptor, 0, size)

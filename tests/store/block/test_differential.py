@@ -1,5 +1,6 @@
 """Both builders get the same calls: same bytes, same results, same errors."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from broker.store.block import (
     deliveries_py,
     origins_py,
 )
+from broker.subjects import matcher
 from broker.wire import _run, run_py
 
 TWIN = SimpleNamespace(
@@ -34,6 +36,9 @@ COMPILED = SimpleNamespace(
     append_sourced=_origins.append_sourced,
     PubRun=_run.PubRun,
 )
+
+tokens = st.sampled_from([b"a", b"b", b"ab", b"*", b">", b"*a", b"a>"])
+dotted = st.lists(tokens, min_size=1, max_size=4).map(b".".join)
 
 subjects = st.sampled_from([b"a", b"a", b"b", b"orders.eu.1"])
 headers = st.sampled_from([b"", b"", b"NATS/1.0\r\nNats-A: 1\r\n\r\n", b"Nats-", b"x"])
@@ -213,3 +218,20 @@ def test_source_headers_are_added_alike(rows: list[tuple[bytes, bytes, bytes]], 
         codec.append_sourced(builder, block, head=b"Nats-Stream-Source: S ", tail=b" > > ")
         found.append(builder.build())
     assert found[0] == found[1]
+
+
+@settings(deadline=None)
+@given(
+    names=st.lists(dotted | st.sampled_from([b"", b"a.", b".a", b"a..b"]), max_size=9),
+    patterns=st.lists(dotted, min_size=1, max_size=3),
+)
+def test_the_same_rows_match_patterns(names: list[bytes], patterns: list[bytes]) -> None:
+    matched = [any(matcher(pattern)(name) for pattern in patterns) for name in names]
+    for codec in (TWIN, COMPILED):
+        builder = codec.BlockBuilder()
+        for name in names:
+            builder.append(name, b"", b"", time_ns=1)
+        found = codec.Block(builder.build()).rows_matching(patterns)
+        rows = [row for start, stop in found for row in range(start, stop)]
+        assert rows == [row for row, fits in enumerate(matched) if fits]
+        assert all(one[1] < other[0] for one, other in pairwise(found))

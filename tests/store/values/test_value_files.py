@@ -6,6 +6,7 @@ import errno
 import gc
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import pytest
 
@@ -44,7 +45,14 @@ def refer(values: ValueFiles, numbers: tuple[int, ...], written: WrittenValues) 
 def read(values: ValueFiles, number: int) -> bytes:
     place = values.place(key(number))
     assert place is not None
-    return values.read(key(number), place)
+    memory = memoryview(bytearray(place.size))
+    try:
+        checksum = values.read_into(key(number), place, memory, checksum_from=16)
+    except ValueDamaged:
+        checksum = None
+    found = values.read(key(number), place)
+    assert (found, crc32(found[16:])) == (memory, checksum)
+    return found
 
 
 def flush(values: ValueFiles) -> None:
