@@ -21,6 +21,7 @@ from raft.store.log_store import (
     StoreTuning,
     WrongDirectory,
 )
+from raft.store.records import StoreHeld
 from raft.store.segments.log import SegmentBusy, SegmentLog
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term, node_id
@@ -374,7 +375,7 @@ def test_the_directory_of_another_server_is_refused(
         open_store(tmp_path, node=node, cluster=cluster)
     store = open_store(tmp_path)
     assert store.identity.incarnation == incarnation
-    with pytest.raises(StoreError, match="in use"):
+    with pytest.raises(StoreHeld, match="still open in this process"):
         open_store(tmp_path)
     raw = WriteBatch(raw_mode=True)
     raw.put(b"identity", b'{"format":99,"node_name":"n1","cluster_name":"c","incarnation":1}')
