@@ -254,14 +254,12 @@ def snapshot(store: MessageStore) -> Iterator[bytes]:
 
 
 def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> None:
-    """Replace the whole content. The next checkpoint deletes the records written before."""
+    """Replace the whole content. The records written before have been wiped; they are not looked
+    for, since what is in the database beside them may be damaged."""
     segments = store.segments
     segments.clear()
     store.index.clear()
     store.deadlines.clear()
-    segments.discarded += [
-        seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.discarded
-    ]
     _set_counters(store, state)
     for chunk in chunks:
         (size,) = _LENGTH.unpack_from(chunk)

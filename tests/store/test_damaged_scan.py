@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
+from broker.store import persistence
+from broker.store.memory_db import MemoryDb
+from broker.store.messages import MessageStore
 from broker.store.state_db import StateDb
 from broker.store.state_keys import SUMMARY, key
 
@@ -53,3 +56,19 @@ def test_a_scan_does_not_end_at_a_damaged_block(tmp_path: Path, share: float) ->
         list(state.files(GROUP).scan(SUMMARY))
     with opened(tmp_path):
         assert damage.tb is not None, "the error does not keep the database open"
+
+
+def test_a_snapshot_is_installed_beside_the_damage_of_another_group(tmp_path: Path) -> None:
+    with opened(tmp_path) as state:
+        for seq in range(RECORDS):
+            state.change(lambda batch, seq=seq: batch.put(key(GROUP + 1, SUMMARY, seq), b"x" * 99))
+        state.flush()
+    flip(tmp_path, 0.01)
+    origin = MessageStore(MemoryDb().files(1))
+    origin.append(b"s", b"", b"message", time_ns=1)
+    image, chunks = persistence.image(origin), list(persistence.snapshot(origin))
+    with opened(tmp_path) as state:
+        store = MessageStore(state.files(GROUP))
+        state.wipe(GROUP)
+        persistence.restore(store, image, chunks)
+        assert persistence.digest(store) == persistence.digest(origin)

@@ -252,10 +252,12 @@ class StoreModel(RuleBasedStateMachine):
     def move_by_snapshot(self, same: bool) -> None:
         before = persistence.digest(self.store)
         image, chunks = persistence.image(self.store), list(persistence.snapshot(self.store))
+        self.db.wipe(7)
         if not same:
             self.store = self.open()
         persistence.restore(self.store, image, chunks)
         self.store.track_removals(on=self.tracking)
+        self.checkpoint()
         assert persistence.digest(self.store) == before
 
     # -- queries ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ REGRESSIONS: dict[int, str] = {
     41_000_219: "the check took a replay after a restart for the end of a consumer",
     8_100_004_652: "two snapshots to a follower that had lost its data ended each other, for ever",
     8_100_001_189: "a new leader met damage when it looked for the next expiry: a traceback",
+    9_500_000_477: "a group met damage of another one when its snapshot was installed: a traceback",
     106_520_725_394: "a node that was removed refused publishes that it had sent to the leader",
 }
 

@@ -142,10 +142,9 @@ class DedupWindow:
         return window
 
     @classmethod
-    def restore(cls, image: DedupImage, files: BlockFiles, *, last_id: bytes) -> DedupWindow:
-        """Build the window from a snapshot. The next checkpoint deletes the chunks that were on
-        disk before."""
-        window = cls(last_id, _expired=[number for number, _ in files.scan(DEDUP)])
+    def restore(cls, image: DedupImage, *, last_id: bytes) -> DedupWindow:
+        """Build the window from a snapshot. No chunk is on disk."""
+        window = cls(last_id)
         window._fill(image.begin, image.chunks)
         return window
 

@@ -110,11 +110,9 @@ class AtomicBatches:
         return cls._of(found, written={batch.number for batch in found}, unwritten=set())
 
     @classmethod
-    def restore(cls, images: list[OpenBatch], files: BlockFiles) -> AtomicBatches:
-        """Build the open batches from a snapshot. The next checkpoint deletes the records that were
-        on disk before."""
-        written = {number for number, _ in files.scan(STAGED)}
-        return cls._of(images, written=written, unwritten={image.number for image in images})
+    def restore(cls, images: list[OpenBatch]) -> AtomicBatches:
+        """Build the open batches from a snapshot. None of them is on disk."""
+        return cls._of(images, written=set(), unwritten={image.number for image in images})
 
     @classmethod
     def _of(

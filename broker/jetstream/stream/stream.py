@@ -367,14 +367,13 @@ class Stream:
         return chunks()
 
     def restore(self, chunks: Sequence[bytes]) -> None:
-        """Replace the state by the snapshot of another replica. The next checkpoint deletes what
-        was on disk before."""
+        """Replace the state by the snapshot of another replica. What was on disk before has been
+        wiped."""
         record = decode_record(chunks[0])
         self.store.remember_trails(record.config.max_msgs_per_subject)
         persistence.restore(self.store, record.store, chunks[1:])
-        files = self.store.segments.files
-        dedup = DedupWindow.restore(record.dedup, files, last_id=record.last_msg_id)
-        self._take_over(record, dedup, AtomicBatches.restore(record.batches, files))
+        dedup = DedupWindow.restore(record.dedup, last_id=record.last_msg_id)
+        self._take_over(record, dedup, AtomicBatches.restore(record.batches))
 
     def digest(self) -> bytes:
         """Equal on replicas that applied the same entries, however their blocks are cut."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from broker.store.block.codec import BlockDamaged
 from chaos.sim.clients.client import header_block
 from chaos.sim.clients.workload import Scene
 from chaos.sim.promises.copies import behind, check_mirror, check_sourced, last_of
@@ -64,6 +65,14 @@ class Mirrors:
             await asyncio.sleep(0.5)
 
     def _behind(self) -> bool:
+        """Also while a leader has damage that it has not met yet: this reads its store itself."""
+        try:
+            return self._any_behind()
+        except BlockDamaged:
+            self._scene.mark("damage in an origin or a copy")
+            return True
+
+    def _any_behind(self) -> bool:
         self._ends = [last_of(self._scene.replicas(origin)) for origin in ORIGINS]
         replicas = self._scene.replicas
         copies = [(MIRROR, ORIGINS[0], self._filter), (SOURCED, ORIGINS[0], "")]

@@ -156,6 +156,7 @@ class Replica:
                 chunks = list(self.stream.snapshot())
                 if self.draw.random() < 0.5:
                     self.forget()
+                self.db.wipe(3)
                 self.stream.restore(chunks)
                 self.checkpoint()
 
