@@ -3,10 +3,13 @@
 Owns: the rule, and reading the sizes of the machine.
 May not touch: anything that runs.
 Spec: nats-server, `max_memory_store` and `max_file_store`: -1 or nothing is three quarters of the
-memory, and of the space that is free on the disk at the start. 0 means no such storage."""
+memory, and of the space that is free on the disk at the start. 0 means no such storage. Unlike
+there, what is stored already counts as free: otherwise a node that has used 45 % of its disk would
+refuse all messages after a restart, for all streams that it leads."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -16,6 +19,8 @@ from msgspec.structs import replace
 
 from broker.config.options import JetStreamOptions
 
+STORED_IN: Final = "jetstream"  # below store_dir
+BLOCK_BYTES: Final = 512  # stat(2)
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -48,12 +53,22 @@ def of_this_machine(options: JetStreamOptions) -> JetStreamOptions:
     """The same options with the limits of this machine, where there are none."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     directory = Path(options.store_dir or tempfile.gettempdir()).absolute()
+    stored = _taken_bytes(directory / STORED_IN)
     while not directory.exists():  # it will be created on the same disk
         directory = directory.parent
     disk = os.statvfs(directory)
-    return with_machine_limits(
-        options, memory_bytes=memory, free_bytes=disk.f_bavail * disk.f_frsize
-    )
+    free = disk.f_bavail * disk.f_frsize
+    return with_machine_limits(options, memory_bytes=memory, free_bytes=free + stored)
+
+
+def _taken_bytes(directory: Path) -> int:
+    """On the disk, by all files below; 0 if there is no such directory."""
+    taken = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                taken += os.lstat(os.path.join(place, name)).st_blocks * BLOCK_BYTES
+    return taken
 
 
 def size_text(size: int) -> str:

@@ -32,6 +32,27 @@ def test_the_machine_is_asked(tmp_path: Path) -> None:
     assert 0 < found.max_file_store <= disk.f_blocks * disk.f_frsize
 
 
+class Disk:
+    f_bavail, f_frsize = 1000, 4096
+
+
+def test_what_is_stored_already_counts_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a restart would lower the limit, below what is stored."""
+    monkeypatch.setattr("broker.cluster.limits.machine_limits.os.statvfs", lambda _: Disk)
+    options = JetStreamOptions(store_dir=str(tmp_path))
+    assert of_this_machine(options).max_file_store == 3_072_000
+    (tmp_path / "jetstream" / "store").mkdir(parents=True)
+    file = tmp_path / "jetstream" / "store" / "blocks"
+    with file.open("wb") as opened:
+        opened.write(bytes(3_000_000))
+        os.fsync(opened.fileno())
+    taken = file.stat().st_blocks * 512
+    assert taken >= 3_000_000
+    assert of_this_machine(options).max_file_store == (4_096_000 + taken) * 3 // 4
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [

@@ -257,6 +257,13 @@ DESIGN = (
             ("configuration: # x*", "verdict"),
         ),
     ),
+    ByDesign(
+        "Configuration",
+        "without `max_file_store`, what is stored already counts as free",
+        "three quarters of what is free on the disk at the start; a node that has used 45 % of its "
+        "disk refuses all messages after a restart",
+        "a restart must not lower the limit below what is stored",
+    ),
 )
 
 OPEN = (
