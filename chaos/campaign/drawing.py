@@ -16,6 +16,7 @@ from chaos.history import Publish
 WIDTH, LEFT, RIGHT, CHART, LANE, GAP = 1000, 130, 10, 110, 16, 6  # pixels
 TOP = 34  # above the first chart: two rows for the names of faults
 BUCKETS = 200
+NAMED_MAX = 60  # faults; of more than that, few names would fit
 LETTER = 6.2  # width of one, about
 RATE_SHOWN = 2.5  # times the median; what clients send again after a fault is cut off
 SLOWEST_MS = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -48,28 +49,28 @@ def drawing(record: CampaignRecord) -> str:
         y = lanes_top + position * (LANE + GAP)
         parts.append(f'<text x="0" y="{y + 12}">{escape(node)}</text>')
         parts += _lane([one for one in record.seen if one.node == node], x, y, end)
-        for fault in record.faults:
-            if node in fault.nodes:
-                left, right = x(fault.begin_ns), x(fault.end_ns or end)
-                parts.append(
-                    f'<rect x="{left:.1f}" y="{y}" width="{max(right - left, 2):.1f}" '
-                    f'height="{LANE}" fill="none" stroke="var(--hit)" stroke-width="1.5"/>'
-                )
+        hit = "".join(
+            _box(x(fault.begin_ns), x(fault.end_ns or end), y, least=2)
+            for fault in record.faults
+            if node in fault.nodes
+        )
+        parts.append(f'<path d="{hit}" fill="none" stroke="var(--hit)" stroke-width="1.5"/>')
     parts += _times(begin, end, x, height - 6)
     return "".join([*parts, "</svg>"])
 
 
 def _bands(record: CampaignRecord, x: Place, bottom: int) -> Iterator[str]:
-    """The faults, with their names in two rows where there is space."""
+    """The faults, with their names in two rows where there is space: none if there would be few."""
     free = [0.0, 0.0]  # where the next name may begin, by row
+    named = len(record.faults) <= NAMED_MAX
     for number, one in enumerate(record.faults, 1):
         left, right = x(one.begin_ns), x(one.end_ns or record.end_ns)
         yield (
             f'<rect x="{left:.1f}" y="{TOP - 6}" width="{max(right - left, 2):.1f}" '
-            f'height="{bottom - TOP + 6}" fill="var(--band)"><title>{number}. {escape(one.text)}'
+            f'height="{bottom - TOP + 6}" fill="var(--band)"><title>{number} {escape(one.kind)}'
             "</title></rect>"
         )
-        for text in (f"{number} {one.kind}", str(number)):
+        for text in (f"{number} {one.kind}", str(number)) if named else ():
             row = next((row for row in (0, 1) if free[row] <= left), None)
             if row is not None and left + len(text) * LETTER < WIDTH:
                 free[row] = left + len(text) * LETTER + 4
@@ -158,13 +159,17 @@ def _polyline(shares: Sequence[float | None], top: int, color: str, *, filled: b
 
 
 def _lane(seen: list[Seen], x: Place, y: int, end: int) -> Iterator[str]:
+    boxes: dict[str, str] = {}
     for position, one in enumerate(seen):
         until = seen[position + 1].at_ns if position + 1 < len(seen) else end
-        left, right = x(one.at_ns), x(until)
-        yield (
-            f'<rect x="{left:.1f}" y="{y}" width="{max(right - left, 0.5):.1f}" height="{LANE}" '
-            f'fill="{COLORS[one.state]}"><title>{one.state}</title></rect>'
-        )
+        boxes[one.state] = boxes.get(one.state, "") + _box(x(one.at_ns), x(until), y, least=0.5)
+    for state in sorted(boxes, key=list(COLORS).index, reverse=True):  # a leader is on top
+        yield f'<path d="{boxes[state]}" fill="{COLORS[state]}"><title>{state}</title></path>'
+
+
+def _box(left: float, right: float, y: int, *, least: float) -> str:
+    """A rectangle of a lane, as a part of a path."""
+    return f"M{left:.1f} {y}H{max(right, left + least):.1f}v{LANE}H{left:.1f}z"
 
 
 def _times(begin: int, end: int, x: Place, y: int) -> Iterator[str]:
@@ -172,4 +177,5 @@ def _times(begin: int, end: int, x: Place, y: int) -> Iterator[str]:
     step = next((one for one in (5, 10, 30, 60, 300, 600) if seconds / one <= 12), 3600)
     for at in range(0, int(seconds) + 1, step):
         text = f"{at} s" if step < 60 else f"{at // 60} min"
-        yield f'<text x="{x(begin + at * 10**9):.0f}" y="{y}" text-anchor="middle">{text}</text>'
+        place = min(x(begin + at * 10**9), WIDTH - len(text) * LETTER / 2)
+        yield f'<text x="{place:.0f}" y="{y}" text-anchor="middle">{text}</text>'

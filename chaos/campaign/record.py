@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from chaos.campaign.work.campaign_work import CampaignWork
 from chaos.checker import Verdict
-from chaos.history import History, Outcome
+from chaos.history import History, Outcome, Publish
 from chaos.sim.promises.journal import Result
 
 AFTER_S = 5.0  # an effect may show this long after a fault has ended
@@ -56,6 +56,14 @@ class CampaignRecord:
     story: list[str] = field(default_factory=list)  # around a violation
     facts: list[tuple[str, str]] = field(default_factory=list)  # further figures
     works: Sequence[CampaignWork] = ()  # with their journals
+    # Sorted once, because every fault asks: the times of acks, and the publishes.
+    _acked_ns: list[int] = field(init=False)
+    _by_sending: list[Publish] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The history is complete."""
+        self._acked_ns = sorted(one.done_ns for one in self.history.acked())
+        self._by_sending = sorted(self.history.publishes, key=_sent_ns)
 
     def counts(self) -> list[tuple[str, int, int, int]]:
         """Of every workload: its name, and operations that were ok, failed, and unknown."""
@@ -79,7 +87,7 @@ class CampaignRecord:
 
     def gap_s(self, fault: Injected) -> float:
         """The longest time without an ack that the fault may have caused."""
-        times = sorted(one.done_ns for one in self.history.acked())
+        times = self._acked_ns
         begin, end = fault.begin_ns, (fault.end_ns or fault.begin_ns) + int(AFTER_S * 1e9)
         later = [one.begin_ns for one in self.faults if one.begin_ns > begin]
         end = min(end, *later) if later else end
@@ -90,10 +98,12 @@ class CampaignRecord:
 
     def unanswered(self, fault: Injected) -> tuple[int, int]:
         """Publishes sent during the fault that failed, and that got no answer."""
-        during = [
-            one
-            for one in self.history.publishes
-            if fault.begin_ns <= one.sent_ns <= (fault.end_ns or fault.begin_ns)
-        ]
+        first = bisect_left(self._by_sending, fault.begin_ns, key=_sent_ns)
+        last = bisect_right(self._by_sending, fault.end_ns or fault.begin_ns, key=_sent_ns)
+        during = self._by_sending[first:last]
         failed = sum(one.outcome is Outcome.FAILED for one in during)
         return failed, sum(one.outcome is Outcome.UNKNOWN for one in during)
+
+
+def _sent_ns(one: Publish) -> int:
+    return one.sent_ns
