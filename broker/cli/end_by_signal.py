@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 CANCEL_EVERY_S = 0.2
+CANCELS_MAX = 25  # of what the work has left behind
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,6 +52,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             _cancel(loop)
             loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_EVERY_S))
+        _end_rest(loop)
         for number in NUMBERS:
             loop.remove_signal_handler(number)
         loop.close()
@@ -72,6 +74,20 @@ def _end(
             loop.call_later(CANCEL_EVERY_S, again)
 
     again()
+
+
+def _end_rest(loop: asyncio.AbstractEventLoop) -> None:
+    """Tasks that the work has left behind, those of a client library for example."""
+    for _ in range(CANCELS_MAX):
+        rest = asyncio.all_tasks(loop)
+        if not rest:
+            break
+        _cancel(loop)
+        done, _ = loop.run_until_complete(asyncio.wait(rest, timeout=CANCEL_EVERY_S))
+        for one in done:
+            if not one.cancelled():
+                one.exception()  # nobody else asks for it
+    loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 def _cancel(loop: asyncio.AbstractEventLoop) -> None:

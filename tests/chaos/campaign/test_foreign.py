@@ -137,6 +137,16 @@ def test_work_that_swallows_a_cancellation_is_ended_by_a_signal() -> None:
     assert ended == ["swallowed"] * 3
 
 
+def test_tasks_that_work_leaves_behind_are_ended() -> None:
+    left: list[asyncio.Task[object]] = []
+
+    async def work() -> None:
+        left.append(asyncio.get_running_loop().create_task(asyncio.Event().wait()))
+
+    run_to_end(work())
+    assert left[0].cancelled()
+
+
 def test_a_run_leaves_the_level_of_the_log_as_it_was() -> None:
     logger = logging.getLogger("jetraft")
     before = logger.level
