@@ -44,6 +44,17 @@ class StaleBatch(Exception):
     """It is from before the store was opened again."""
 
 
+class ColumnHandle:
+    """The handle that a WriteBatch needs. As long as anything refers to it the database stays open
+    and locked, however often it is closed. So batches, which wait for their blocks or stay in the
+    traceback of a failed write, refer to this, and `let_go` empties it."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+
 class RocksBatch:
     """A WriteBatch whose keys go to one column family."""
 
@@ -52,7 +63,7 @@ class RocksBatch:
     def __init__(
         self,
         raw: WriteBatch,
-        column_handle: Any,
+        column_handle: ColumnHandle,
         cipher: ValueCipher | None,
         *,
         in_files: bool = False,
@@ -70,7 +81,7 @@ class RocksBatch:
         if self._cipher is not None:
             value = self._cipher.seal(value, raw_key)
         self._changed(raw_key)
-        self.raw.put(raw_key, value, self._column)
+        self.raw.put(raw_key, value, self._column.raw)
 
     def put_sealed(self, raw_key: bytes, value: bytes) -> None:
         if not self._in_files or len(value) < FILE_BYTES_MIN:
@@ -81,7 +92,7 @@ class RocksBatch:
 
     def delete(self, raw_key: bytes) -> None:
         self._changed(raw_key)
-        self.raw.delete(raw_key, self._column)
+        self.raw.delete(raw_key, self._column.raw)
 
     def _changed(self, raw_key: bytes) -> None:
         if raw_key[_KIND : _KIND + 1] == BLOCK:
@@ -97,12 +108,12 @@ class RocksBatch:
         for raw_key in self.blocks:
             place = places.get(raw_key)
             if place is not None:
-                self.raw.delete(raw_key, self._column)
-                self.raw.put(PLACES + raw_key, _PLACE.pack(*place), self._column)
+                self.raw.delete(raw_key, self._column.raw)
+                self.raw.put(PLACES + raw_key, _PLACE.pack(*place), self._column.raw)
             elif raw_key in self.large:
-                self.raw.put(raw_key, self.large[raw_key], self._column)
+                self.raw.put(raw_key, self.large[raw_key], self._column.raw)
             if place is None and known(raw_key):
-                self.raw.delete(PLACES + raw_key, self._column)
+                self.raw.delete(PLACES + raw_key, self._column.raw)
             elif place is None:
                 continue
             changes.append((raw_key, place))
@@ -145,7 +156,7 @@ class StateDb:
         while references are read."""
         self._db = db
         self._column = db.get_column_family(self._name)
-        self._handle: Any = db.get_column_family_handle(self._name)
+        self._handle = ColumnHandle(db.get_column_family_handle(self._name))
         self._opening += 1
         self._read_apart = None
         if self.values is not None:
@@ -167,7 +178,7 @@ class StateDb:
 
     def let_go(self) -> None:
         """Release all handles: the database is about to be closed."""
-        self._handle = None
+        self._handle.raw = None
         self._column.close()
 
     def begin(self) -> RocksBatch:
@@ -218,7 +229,7 @@ class StateDb:
         raw, changes = self._new_batch(), []
         for (raw_key, old), new in zip(copied, written.places, strict=True):
             if values.place(raw_key) == old:
-                raw.put(PLACES + raw_key, _PLACE.pack(*new), self._handle)
+                raw.put(PLACES + raw_key, _PLACE.pack(*new), self._handle.raw)
                 changes.append((raw_key, new))
         if changes:
             self._write_raw(raw)
@@ -229,9 +240,9 @@ class StateDb:
         """Delete all records of a group, without reading them."""
         raw = self._new_batch()
         first, last = key(group, b"\0", 0), key(group + 1, b"\0", 0)
-        raw.delete_range(first, last, self._handle)
+        raw.delete_range(first, last, self._handle.raw)
         if self.values is not None:
-            raw.delete_range(PLACES + first, PLACES + last, self._handle)
+            raw.delete_range(PLACES + first, PLACES + last, self._handle.raw)
         self._write_raw(raw)
         if self.values is not None:
             self.values.dropped(first[:_KIND])
