@@ -17,7 +17,7 @@ from pathlib import Path
 
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
-SIZE_MB = 1024
+SIZE_MB = 4096  # sparse; an hour of all workloads stores almost a gigabyte on every node
 CAP_SYS_ADMIN = 1 << 21  # capabilities(7)
 
 

@@ -36,19 +36,26 @@ class Workload:
     timeout_s: float = 10.0
     retry_for_s: float = 0.0  # retry with the same Nats-Msg-Id for this long
     _stopping: bool = False
+    _abandoned: bool = False
     _connections: list[Any] = field(default_factory=list)
 
     async def run(self) -> None:
         """Publish until `stop`, then wait for outstanding answers."""
-        for servers in self.urls:
-            self._connections.append(await connect(servers))
-        async with asyncio.TaskGroup() as tasks:
-            await self._publish_by_clock(tasks)
-        for connection in self._connections:
-            await connection.close()
+        try:
+            for servers in self.urls:
+                self._connections.append(await connect(servers))
+            async with asyncio.TaskGroup() as tasks:
+                await self._publish_by_clock(tasks)
+        finally:
+            for connection in self._connections:
+                await connection.close()
 
     def stop(self) -> None:
         self._stopping = True
+
+    def abandon(self) -> None:
+        """Stop, and send nothing again."""
+        self._stopping = self._abandoned = True
 
     async def _publish_by_clock(self, tasks: asyncio.TaskGroup) -> None:
         started = time.monotonic()
@@ -79,7 +86,7 @@ class Workload:
         while True:
             # Retries wait for the connection: attempts buffered meanwhile would all be sent at
             # once, as duplicates of each other.
-            if not connection.is_connected and time.monotonic() < deadline:
+            if not connection.is_connected and self._goes_on(deadline):
                 await asyncio.sleep(RETRY_EVERY_S)
                 continue
             try:
@@ -97,18 +104,21 @@ class Workload:
                 record.outcome, record.seq = Outcome.ACKED, ack.seq
                 record.duplicate = bool(ack.duplicate)
             record.done_ns = time.monotonic_ns()
-            if record.outcome is Outcome.ACKED or time.monotonic() > deadline:
+            if record.outcome is Outcome.ACKED or not self._goes_on(deadline):
                 return
             record.attempts += 1
             await asyncio.sleep(RETRY_EVERY_S)
 
+    def _goes_on(self, deadline: float) -> bool:
+        return not self._abandoned and time.monotonic() < deadline
+
+
+async def quiet(_: Exception) -> None:
+    """Connections are lost on purpose; the journal has the effect."""
+
 
 async def connect(servers: Sequence[str]) -> Any:
     """A client that reconnects for the whole run."""
-
-    async def quiet(_: Exception) -> None:
-        """Connections are lost on purpose; the journal has the effect."""
-
     return await nats.connect(
         list(servers), max_reconnect_attempts=-1, reconnect_time_wait=0.1, connect_timeout=2,
         error_cb=quiet, allow_reconnect=True, pending_size=64 << 20,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.cli.end_by_signal import end_by_signal, run_to_end
+from broker.cli.output.progress import progress_told
 
 if TYPE_CHECKING:
     from chaos.campaign.campaign import CampaignSettings
@@ -78,12 +79,16 @@ def chaos() -> None:
     "--peer", type=click.Choice(["nats-server"]), help="Run it against nats-server instead."
 )
 @click.option("--nats-server", is_flag=True, help="The same as --peer nats-server.")
+@click.option(
+    "--standby", default=3, show_default=True, type=click.IntRange(0, 5),
+    help="all, and faults of a second cluster: how many nodes that has. It holds a mirror.",
+)  # fmt: skip
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
 def chaos_run(
     *, scenario: str, rate: int, rounds: int, seconds: float, nodes: int, seed: int | None,
     storage: str, minutes: float, report: Path | None, nats_server: bool, journal: Path | None,
     servers: str | None, kube: str | None, fault_command: str | None, previous: Path | None,
-    peer: str | None,
+    peer: str | None, standby: int,
 ) -> None:  # fmt: skip
     """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds; or `all`
     kinds of faults by a seeded plan, or some of them, with commas (an unknown name lists them)."""
@@ -107,7 +112,7 @@ def chaos_run(
             PlanOptions(
                 scenario, minutes=minutes, nodes=nodes, seed=seed, rate=min(rate, RATE_MAX),
                 previous=previous, peer=nats_server or peer is not None, servers=servers,
-                kube=kube, fault_command=fault_command,
+                kube=kube, fault_command=fault_command, standby=standby,
             ),
             report,
         )  # fmt: skip
@@ -147,12 +152,14 @@ class PlanOptions:
     servers: str | None
     kube: str | None
     fault_command: str | None
+    standby: int = 0
 
     def command(self, seed: int) -> str:
         """That repeats the run."""
         words = [f"jetraft chaos run {self.scenario} --minutes {self.minutes:g} --seed {seed}"]
         if self.servers is None:
             words.append(f"--nodes {self.nodes}")
+            words += [f"--standby {self.standby}"] * (not self.peer)
         words.append(f"--rate {self.rate}")
         words += ["--peer nats-server"] * self.peer
         for name in ("servers", "kube", "fault_command", "previous"):
@@ -172,6 +179,7 @@ def run_by_plan(options: PlanOptions, report: Path | None) -> None:
     )
     from chaos.campaign.foreign_target import ForeignSettings
     from chaos.campaign.local_target import LocalSettings
+    from chaos.campaign.plan import KINDS
 
     foreign = None
     if options.servers is not None:
@@ -184,12 +192,14 @@ def run_by_plan(options: PlanOptions, report: Path | None) -> None:
     if options.nodes < NODES_LEAST:
         raise click.UsageError(f"faults by plan need --nodes {NODES_LEAST} or more")
     seed = random_seed() if options.seed is None else options.seed
+    kinds = kinds_of(options.scenario)
+    second = not options.peer and any(KINDS[kind].standby for kind in kinds)
     local = LocalSettings(
-        options.nodes, previous=options.previous,
+        options.nodes, previous=options.previous, standby=options.standby if second else 0,
         peer=tuple(nats_server_command()) if options.peer else None,
     )  # fmt: skip
     settings = CampaignSettings(
-        kinds_of(options.scenario), seconds=60 * options.minutes, seed=seed, rate=options.rate,
+        kinds, seconds=60 * options.minutes, seed=seed, rate=options.rate,
         replicas=replicas_for(options.nodes), local=local, foreign=foreign,
         command=options.command(seed),
     )  # fmt: skip
@@ -337,19 +347,11 @@ def _replay(
 
 
 def _simulate_brokers(seeds: int, first: int, jobs: int, workloads: tuple[str, ...] | None) -> None:
-    from rich.progress import Progress
-
     from chaos.sim.broker.report import Replay, shrunk_report
     from chaos.sim.broker.run import survey_brokers
 
-    with Progress() as progress:
-        task = progress.add_task("simulating", total=seeds)
-        survey = survey_brokers(
-            range(first, first + seeds),
-            jobs,
-            lambda done: progress.update(task, completed=done),
-            workloads=workloads,
-        )
+    with progress_told("simulated", seeds) as tell:
+        survey = survey_brokers(range(first, first + seeds), jobs, tell, workloads=workloads)
     for failure in survey.failures[:SHRUNK_MAX]:
         click.echo(shrunk_report(Replay(failure.seed, workloads=workloads)))
     for failure in survey.failures[SHRUNK_MAX:]:
@@ -373,11 +375,8 @@ def _simulate_raft(seeds: int, first: int, seed: int | None, jobs: int) -> None:
         outcome = run_seed(seed, trace=True)
         click.echo(outcome.report())
         raise SystemExit(0 if outcome.ok else 1)
-    from rich.progress import Progress
-
-    with Progress() as progress:
-        task = progress.add_task("simulating", total=seeds)
-        failures = run_seeds(first, seeds, jobs, lambda done: progress.update(task, completed=done))
+    with progress_told("simulated", seeds) as tell:
+        failures = run_seeds(first, seeds, jobs, tell)
     for failure in failures:
         click.echo(failure.report())
     click.echo(f"{seeds - len(failures)} of {seeds} seeds clean (from {first})")

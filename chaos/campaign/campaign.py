@@ -13,7 +13,7 @@ import hashlib
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,11 +30,19 @@ from chaos.campaign.story import around
 from chaos.campaign.target import NO_ANSWER, Target
 from chaos.campaign.work.batches import IDS, Batches, RepeatedIds
 from chaos.campaign.work.campaign_work import CampaignWork
-from chaos.campaign.work.copies import NO_TABLE, MirrorCopy, PushReader, TableScans
+from chaos.campaign.work.copies import (
+    NO_TABLE,
+    MirrorCopy,
+    PushReader,
+    StandbyMirror,
+    TableScans,
+)
 from chaos.campaign.work.lifecycles import LifeCycles
 from chaos.campaign.work.objects import Objects
 from chaos.campaign.work.registers import STREAM as REGISTERS
 from chaos.campaign.work.registers import Registers
+from chaos.campaign.work.spark_reads import SparkReads
+from chaos.campaign.work.spark_reads import missing as no_spark
 from chaos.checker import Stored, check, check_readers
 from chaos.history import History, Outcome
 from chaos.readers import OrderedReader, Worker
@@ -43,7 +51,7 @@ from chaos.workload import Workload, connect, drain
 
 STREAM, SUBJECT = "CHAOS", "chaos.load"
 # Streams whose leaders are hit, by the workload that uses them.
-LED = {"": STREAM, Registers.NAME: REGISTERS, RepeatedIds.NAME: IDS}
+LED = {"": STREAM, Registers.name: REGISTERS, RepeatedIds.name: IDS}
 UNREADABLE = (*NO_ANSWER, *NO_TABLE, DataLost)
 LOOK_EVERY_S = 1.0
 CATCH_UP_WITHIN_S = 120.0
@@ -62,6 +70,7 @@ class CampaignSettings:
     replicas: int = 3
     # What is done besides publishing, reading and working: names of WORKS; None: all.
     works: tuple[str, ...] | None = None
+    pause_s: float = 4.0  # between two faults, on average
     command: str = ""  # that repeats it
 
     @property
@@ -85,6 +94,9 @@ async def run_campaign(settings: CampaignSettings, say: Say) -> CampaignRecord:
         record = await _against(settings, settings.foreign, kinds, say)
     else:
         record = await _started(settings, kinds, say)
+    ours = settings.foreign is None and settings.local.peer is None
+    if ours and settings.works is None and (reason := no_spark()):
+        not_tried.append(f"{SparkReads.name}: {reason}")
     record.not_tried = not_tried
     return record
 
@@ -145,7 +157,11 @@ class Campaign:
             LifeCycles(urls, replicas, settings.seed),
         ]
         if own:
-            known.append(TableScans(urls, STREAM, self._last_acked))
+            known.append(TableScans(urls, replicas, STREAM, self._last_acked))
+        if own and no_spark() is None:
+            known.append(SparkReads(urls, replicas, STREAM, self._last_acked))
+        if there := self._target.standby_urls:
+            known.append(StandbyMirror(urls, replicas, STREAM, there))
         wanted = settings.works
         return [work for work in known if wanted is None or work.name in wanted]
 
@@ -170,24 +186,32 @@ class Campaign:
             [urls, urls], SUBJECT, settings.rate, self._history,
             timeout_s=5.0, retry_for_s=RETRY_FOR_S,
         )  # fmt: skip
+        readers = (ordered, worker)
         async with asyncio.TaskGroup() as tasks:
-            for running in (ordered.run(), worker.run(), self._look()):
-                tasks.create_task(running)
-            others = [tasks.create_task(work.run(), name=work.name) for work in self.works]
-            publishing = tasks.create_task(workload.run())
             try:
+                for running in (ordered.run(), worker.run(), self._look()):
+                    tasks.create_task(running)
+                others = [tasks.create_task(work.run(), name=work.name) for work in self.works]
+                publishing = tasks.create_task(workload.run())
                 await self._inject_all(kinds)
-            finally:
                 workload.stop()
-                for work in self.works:
-                    work.stopping = True
-            self._say("waiting for the clients")
-            await publishing
-            await asyncio.gather(*others)
-            await self._caught_up(ordered, worker)
-            ordered.stopping = worker.stopping = True
-            self._looking = False
+                self._stop(self.works)
+                self._say("waiting for the clients")
+                await publishing
+                await asyncio.gather(*others)
+                await self._caught_up(ordered, worker)
+            finally:
+                # The client library swallows cancellations: after a failure, too, every loop ends
+                # by itself.
+                workload.abandon()
+                self._stop((*self.works, *readers))
+                self._looking = False
         return await self._judged(ordered, worker)
+
+    @staticmethod
+    def _stop(clients: Iterable[CampaignWork | OrderedReader | Worker]) -> None:
+        for client in clients:
+            client.stopping = True
 
     async def _create(self) -> None:
         client = await connect(self._target.urls)
@@ -204,7 +228,10 @@ class Campaign:
     async def _inject_all(self, kinds: list[str]) -> None:
         settings = self._settings
         nodes = len(self._target.names)
-        plan = draw(settings.seed, nodes=nodes, kinds=kinds, seconds=settings.seconds)
+        plan = draw(
+            settings.seed, nodes=nodes, kinds=kinds, seconds=settings.seconds,
+            pause_s=settings.pause_s,
+        )  # fmt: skip
         for fault in plan:
             await asyncio.sleep(fault.wait_s)
             self._say(f"fault {fault.number} of {len(plan)}, {self._progress()}")

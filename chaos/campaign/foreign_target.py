@@ -100,6 +100,10 @@ class ForeignTarget:
         return self.settings.urls
 
     @property
+    def standby_urls(self) -> Sequence[str]:
+        return ()
+
+    @property
     def names(self) -> Sequence[str]:
         return self._names
 

@@ -21,8 +21,10 @@ from chaos.campaign.faults.versions import held_back
 from chaos.campaign.machines import network
 from chaos.campaign.machines.machine import Machines
 from chaos.campaign.machines.network import Namespaces
-from chaos.campaign.plan import KINDS, Needs, PlannedFault
+from chaos.campaign.machines.standby import Standby
+from chaos.campaign.plan import KINDS, Kind, Needs, PlannedFault
 from chaos.campaign.target import leader_of, roles
+from chaos.campaign.work.copies import HOME
 from chaos.workload import connect
 
 LOOK_WITHIN_S = 2.0
@@ -31,6 +33,7 @@ LOOK_WITHIN_S = 2.0
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
     nodes: int = 3
+    standby: int = 0  # nodes of a second cluster, which has a mirror
     bugs: tuple[str, ...] = ()  # planted (altered_node.py)
     previous: Path | None = None  # the packages of the version before, for upgrades
     peer: tuple[str, ...] | None = None  # the command of another server
@@ -46,8 +49,10 @@ def usable(kinds: Sequence[str], settings: LocalSettings) -> tuple[list[str], li
         reason = None
         if settings.peer is not None and not kind.peer:
             reason = "only for our own server"
+        elif kind.standby and not settings.standby:
+            reason = "needs a second cluster (--standby)"
         elif kind.needs is Needs.NETWORK:
-            reason = no_network or (network.cannot_shape(kind.shape) if kind.shape else None)
+            reason = no_network or _unusable_link(kind)
         elif kind.needs is Needs.DISK:
             reason = no_disks
         elif kind.needs is Needs.PREVIOUS and settings.previous is None:
@@ -59,19 +64,26 @@ def usable(kinds: Sequence[str], settings: LocalSettings) -> tuple[list[str], li
     return found, not_tried
 
 
+def _unusable_link(kind: Kind) -> str | None:
+    if kind.quality is not None:
+        return network.cannot_degrade()
+    return network.cannot_shape(kind.shape) if kind.shape else None
+
+
 class LocalTarget:
     """Made, not started, by `make`."""
 
     def __init__(
         self, settings: LocalSettings, machines: Machines, streams: Sequence[str],
-        say: Callable[[str], None],
+        say: Callable[[str], None], standby: Standby | None = None,
     ) -> None:  # fmt: skip
         """`streams`: a fault that hits a leader hits that of one of them."""
         self._settings = settings
         self._machines = machines
         self._streams = streams
         self._names = [machine.node.name for machine in machines.all[:-1]]
-        self._faults = FaultInjector(machines, self._leader, say, settings.previous)
+        self._standby = standby
+        self._faults = FaultInjector(machines, self._leader, say, settings.previous, standby)
         self._client: Any = None  # of a peer, whose monitoring port does not tell who leads
 
     @classmethod
@@ -81,7 +93,7 @@ class LocalTarget:
     ) -> LocalTarget:  # fmt: skip
         spaces = None
         if network.missing() is None:
-            spaces = Namespaces(settings.nodes + 1)
+            spaces = Namespaces(settings.nodes + 1 + settings.standby)
             cleanup.callback(spaces.remove)
             spaces.make()
         machines = Machines(
@@ -92,10 +104,17 @@ class LocalTarget:
         machines.make(cleanup)
         for machine in machines.all:
             machine.node.environment.update(settings.environment)
+        standby = None
+        if settings.standby:
+            standby = Standby.make(
+                place, settings.standby, home=HOME, urls=machines.cluster.urls, spaces=spaces,
+                first=settings.nodes + 1, cleanup=cleanup,
+            )  # fmt: skip
         where = "in namespaces" if spaces is not None else "on this host"
         with_disks = ", each with a disk" if machines.disks else ""
-        say(f"starting {settings.nodes} nodes {where}{with_disks}")
-        return cls(settings, machines, streams, say)
+        second = f", and {settings.standby} of a second cluster" if settings.standby else ""
+        say(f"starting {settings.nodes} nodes {where}{with_disks}{second}")
+        return cls(settings, machines, streams, say, standby)
 
     async def start(self) -> None:
         """Raises NodeFailed. With a version before, that one founds the cluster."""
@@ -105,10 +124,16 @@ class LocalTarget:
         await asyncio.to_thread(self._machines.cluster.start)
         if self._settings.previous is not None:
             await members.upgrade_all()
+        if self._standby is not None:
+            await asyncio.to_thread(self._standby.cluster.start)
 
     @property
     def urls(self) -> Sequence[str]:
         return [machine.node.url for machine in self._machines.all[:-1]]
+
+    @property
+    def standby_urls(self) -> Sequence[str]:
+        return () if self._standby is None else self._standby.cluster.urls
 
     @property
     def names(self) -> Sequence[str]:
@@ -145,9 +170,11 @@ class LocalTarget:
 
     def facts(self) -> list[tuple[str, str]]:
         count = 0
-        for machine in self._machines.all:
-            if machine.node.log_path.exists():
-                count += machine.node.log_path.read_bytes().count(b"Traceback (most recent")
+        nodes = [machine.node for machine in self._machines.all]
+        nodes += self._standby.cluster.nodes if self._standby is not None else ()
+        for node in nodes:
+            if node.log_path.exists():
+                count += node.log_path.read_bytes().count(b"Traceback (most recent")
         return [("tracebacks in logs", str(count))] if count else []
 
 

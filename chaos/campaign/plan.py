@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from chaos.campaign.machines.network import Quality
+
 
 class Needs(Enum):
     NOTHING = "nothing"
@@ -25,7 +27,8 @@ class Needs(Enum):
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of fault. `leader`: it hits the leader of a stream, whoever that is by then.
-    `shape`: what its packets go through (tc)."""
+    `shape`: what its packets go through (tc). `quality`: of its link. `standby`: it hits a second
+    cluster, which has a mirror."""
 
     name: str
     text: str
@@ -33,11 +36,15 @@ class Kind:
     leader: bool = False
     hold_s: tuple[float, float] = (1.0, 6.0)
     shape: str = ""
+    quality: Quality | None = None
+    standby: bool = False
     peer: bool = True  # nats-server can have it too
 
 
-def _network(name: str, text: str, *, leader: bool = False, shape: str = "") -> Kind:
-    return Kind(name, text, Needs.NETWORK, leader=leader, shape=shape)
+def _network(
+    name: str, text: str, *, leader: bool = False, shape: str = "", quality: Quality | None = None
+) -> Kind:
+    return Kind(name, text, Needs.NETWORK, leader=leader, shape=shape, quality=quality)
 
 
 KINDS: dict[str, Kind] = {
@@ -67,8 +74,9 @@ KINDS: dict[str, Kind] = {
         _network("slow-link", "a node sends 2 Mbit/s at most",
                  shape="tbf rate 2mbit burst 32kb latency 400ms"),
         _network("delay", "what a node sends takes 100 ms longer, or 50, or 150",
-                 shape="netem delay 100ms 50ms"),
-        _network("loss", "every fifth packet that a node sends is lost", shape="netem loss 20%"),
+                 quality=Quality(delay_ms=100, jitter_ms=50)),
+        _network("loss", "every fifth packet that a node sends is lost",
+                 quality=Quality(loss=0.2)),
         Kind("clock-jump", "the wall clock of a node jumps, and back", Needs.ALTERED, peer=False),
         Kind("slow-flush", "every flush of a node takes 0.3 s", Needs.ALTERED, peer=False),
         Kind("slow-flush-leader", "every flush of the leader takes 0.3 s", Needs.ALTERED,
@@ -90,6 +98,12 @@ KINDS: dict[str, Kind] = {
              hold_s=(0.5, 1.0), peer=False),
         Kind("few-descriptors", "a node can open no more files and sockets", Needs.LIMITS),
         Kind("little-memory", "a node gets no more memory", Needs.LIMITS),
+        Kind("standby-kill", "kill -9 one node of the second cluster, or all", standby=True,
+             peer=False),
+        Kind("standby-pause", "a node of the second cluster stands still", standby=True,
+             peer=False),
+        Kind("clusters-apart", "the two clusters do not reach each other", Needs.NETWORK,
+             standby=True, peer=False),
     )
 }  # fmt: skip
 ONE_DAMAGED = ("wipe", "flip", "truncate", "lost-voter")  # one disk at a time: a minority

@@ -32,9 +32,8 @@ PLANTED: Final = (
     Planted("a member that lost its log votes", "lost-voter", (), seed=6),
     Planted("a truncated member votes", "lost-voter", (), seed=10),
     Planted("a read after the lease", "old-leader", ("registers",), seconds=25),
-    Planted(
-        "message ids forgotten over a restart", "kill-all", ("repeated message ids",), seconds=25
-    ),
+    Planted("message ids forgotten over a restart", "kill-all", ("repeated message ids",)),
+    Planted("snapshot without message ids", "wipe", ("repeated message ids",)),
     Planted("atomic batch stored by and by", "kill-leader", ("atomic batches",)),
 )
 

@@ -27,6 +27,10 @@ class Target(Protocol):
     @property
     def urls(self) -> Sequence[str]: ...
     @property
+    def standby_urls(self) -> Sequence[str]:
+        """Of a second cluster that mirrors this one; empty: there is none."""
+
+    @property
     def names(self) -> Sequence[str]:
         """Of the nodes, as far as they are known."""
 

@@ -1,11 +1,12 @@
-"""A progress bar at a terminal, nothing elsewhere.
+"""How far a command is: a progress bar at a terminal; elsewhere a line now and then, or nothing.
 
-Owns: when a bar is shown.
+Owns: when something is shown.
 May not touch: what advances it."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -30,3 +31,33 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
                 pending[0] = 0
 
         yield advance
+
+
+LINE_EVERY_S = 15.0
+
+
+@contextmanager
+def progress_told(done: str, total: int) -> Iterator[Callable[[int], None]]:
+    """For work of minutes. Call what it gives with how many are done; without a terminal, a line
+    says so every 15 seconds."""
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        shown = 0
+        with progress_bar(done, total) as advance:
+
+            def show(count: int) -> None:
+                nonlocal shown
+                advance(count - shown)
+                shown = count
+
+            yield show
+        return
+    told_at = time.monotonic()
+
+    def tell(count: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= LINE_EVERY_S:
+            told_at = time.monotonic()
+            sys.stderr.write(f"{done} {count:,} of {total:,}\n")
+            sys.stderr.flush()
+
+    yield tell

@@ -1,9 +1,10 @@
 """Faults on real processes: how each kind of the plan begins and ends.
 
-Owns: what is done to nodes, networks and files; every fault ends with all nodes started and all
+Owns: what is done to nodes and files; every fault ends with all nodes started and all
 cuts healed, also when the run is cancelled.
 May not touch: processes, files and namespaces other than those of its own cluster.
-Clocks, flushes, disks and limits: machine_faults.py. Members and versions: member_faults.py."""
+Clocks, flushes, disks and limits: machine_faults.py. Networks: network_faults.py. Members and
+versions: member_faults.py."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from pathlib import Path
 from broker.local import LocalCluster, LocalNode
 from chaos.campaign.faults.machine_faults import MachineFaults
 from chaos.campaign.faults.member_faults import HEAL_WITHIN_S, MemberFaults
+from chaos.campaign.faults.network_faults import NetworkFaults
 from chaos.campaign.machines.machine import Machine, Machines
+from chaos.campaign.machines.standby import Standby
 from chaos.campaign.plan import ONE_DAMAGED, Needs, PlannedFault
 from chaos.damage_rounds import Damage, damages
 
-FLAPS = 5
-OLD_LEADER_S = 1.5  # that it has for answers, before it is told of the next one
 LOSSES = ("wipe", "logs removed", "log cut")  # of a voter
 
 
@@ -33,12 +34,15 @@ class FaultInjector:
     leader: Callable[[int], Awaitable[str]]
     say: Callable[[str], None]
     previous: Path | None = None
+    standby: Standby | None = None
     emptied: str = ""  # the node whose data is gone or damaged: a minority, so it is the only one
     _machine: MachineFaults = field(init=False)
+    _network: NetworkFaults = field(init=False)
     members: MemberFaults = field(init=False)
 
     def __post_init__(self) -> None:
         self._machine = MachineFaults(self.machines)
+        self._network = NetworkFaults(self.machines, self.standby)
         self.members = MemberFaults(self.machines, self.previous)
 
     @property
@@ -57,12 +61,21 @@ class FaultInjector:
         await self.healthy()
         return names
 
+    @property
+    def _nodes(self) -> list[LocalNode]:
+        """Of both clusters."""
+        there = [] if self.standby is None else self.standby.cluster.nodes
+        return [*self._cluster.nodes, *there]
+
     async def healthy(self) -> None:
-        for node in list(self._cluster.nodes):
+        for node in self._nodes:
             await asyncio.to_thread(node.wait_healthy, timeout_s=HEAL_WITHIN_S)
 
     async def _victims(self, fault: PlannedFault) -> list[LocalNode]:
         nodes = self._cluster.nodes
+        if fault.kind.standby:
+            assert self.standby is not None, "the plan needs a second cluster"
+            return self.standby.victims(fault.kind.name, fault.salt)
         if fault.kind.leader:
             name = await self.leader(fault.salt)
             return [node for node in nodes if node.name == name] or [nodes[fault.victims[0]]]
@@ -74,11 +87,11 @@ class FaultInjector:
 
     async def _act(self, fault: PlannedFault, victims: list[LocalNode]) -> None:
         match fault.kind.name:
-            case "kill-leader" | "kill" | "kill-minority" | "kill-all":
+            case "kill-leader" | "kill" | "kill-minority" | "kill-all" | "standby-kill":
                 for node in victims:
                     node.kill()
                 await asyncio.sleep(fault.hold_s)
-            case "pause-leader" | "pause":
+            case "pause-leader" | "pause" | "standby-pause":
                 for node in victims:
                     node.pause()
                 await asyncio.sleep(fault.hold_s)
@@ -93,7 +106,7 @@ class FaultInjector:
             case _ if fault.kind.needs is Needs.FILES:
                 await self._damage(fault, self.machines.of(victims[0]))
             case _ if fault.kind.needs is Needs.NETWORK:
-                await self._network(fault, victims)
+                await self._network.act(fault, victims)
             case _:
                 await self._machine.act(fault, [self.machines.of(node) for node in victims])
 
@@ -132,46 +145,11 @@ class FaultInjector:
             node.start()
         await asyncio.sleep(2 * fault.hold_s)
 
-    async def _network(self, fault: PlannedFault, victims: list[LocalNode]) -> None:
-        network, nodes = self.machines.spaces, self._cluster.nodes
-        assert network is not None, "the plan needs namespaces"
-        hit = [nodes.index(node) for node in victims]
-        rest = [position for position in range(len(nodes)) if position not in hit]
-        match fault.kind.name:
-            case "one-way":
-                network.cut(hit, rest)
-            case "ring":
-                for one in range(len(nodes)):
-                    near = {one, (one + 1) % len(nodes), (one - 1) % len(nodes)}
-                    network.cut([one], [other for other in range(len(nodes)) if other not in near])
-            case "old-leader":
-                network.part(hit, rest)
-                for node in victims:
-                    node.pause()
-                await asyncio.sleep(fault.hold_s)
-                for node in victims:
-                    node.resume()
-                await asyncio.sleep(OLD_LEADER_S)
-                return
-            case "flapping":
-                for _ in range(FLAPS):
-                    network.part(hit, rest)
-                    await asyncio.sleep(fault.hold_s / (2 * FLAPS))
-                    network.heal()
-                    await asyncio.sleep(fault.hold_s / (2 * FLAPS))
-                return
-            case _ if fault.kind.shape:
-                network.shape(hit, fault.kind.shape)
-            case _:
-                network.part(hit, rest)
-        await asyncio.sleep(fault.hold_s)
-
     def _undo(self) -> None:
-        if self.machines.spaces is not None:
-            self.machines.spaces.heal()
+        self._network.undo()
         self._machine.undo()
         self.members.undo()
-        for node in self._cluster.nodes:
+        for node in self._nodes:
             if node.process is None:
                 node.start()
             else:

@@ -20,6 +20,7 @@ from broker.local import LocalNode, NodeFailed, our_command
 from chaos.campaign.faults.versions import readable_by
 from chaos.campaign.machines.machine import SYSTEM_PASSWORD, SYSTEM_USER, Machine, Machines
 from chaos.campaign.plan import PlannedFault
+from chaos.workload import quiet
 
 HEAL_WITHIN_S = 90.0
 ASK_EVERY_S = 0.2
@@ -76,8 +77,9 @@ class MemberFaults:
         others = [node.url for node in self.machines.cluster.nodes if node is not about]
         try:
             client = await nats.connect(
-                others, user=SYSTEM_USER, password=SYSTEM_PASSWORD, connect_timeout=5
-            )
+                others, user=SYSTEM_USER, password=SYSTEM_PASSWORD, connect_timeout=5,
+                error_cb=quiet,
+            )  # fmt: skip
             try:
                 request = json.dumps(body).encode()
                 answer = await client.request(f"$JS.API.{subject}", request, timeout=20)

@@ -3,7 +3,8 @@
 Owns: the namespaces, the bridge and the routes it made; `remove` takes all of it away by name.
 May not touch: any other interface or address of the machine.
 A cut is a blackhole route: packets from one node to another are dropped before they leave, in one
-direction or in both. Clients are on the bridge and reach every node all the time.
+direction or in both. Clients are on the bridge and reach every node all the time. A link that
+delays or loses packets is a process between the node and the bridge (lossy_link.py).
 The addresses are of the range that is reserved for tests of devices (RFC 2544)."""
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ import itertools
 import os
 import secrets
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NETWORK = "198.18"  # 198.18.0.0/15, RFC 2544
 BRIDGE_HOST = 254
 COMMAND_WITHIN_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of the link of a node, for what it sends."""
+
+    delay_ms: int = 0
+    jitter_ms: int = 0
+    loss: float = 0.0
 
 
 class NetworkFailed(Exception):
@@ -51,6 +63,7 @@ class Namespaces:
     _made: list[tuple[str, ...]] = field(default_factory=list)  # how to undo it, in reverse
     cuts: set[tuple[int, int]] = field(default_factory=set)  # from, to
     shaped: set[int] = field(default_factory=set)
+    _lossy: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
 
     @property
     def hosts(self) -> list[str]:
@@ -108,7 +121,47 @@ class Namespaces:
                 "root", *discipline.split(),
             )  # fmt: skip
 
+    def degrade(self, nodes: Sequence[int], quality: Quality, seed: int) -> None:
+        """All that these nodes send, to clients too, takes longer or is lost."""
+        for node in nodes:
+            outer, inserted, bridged = self._inserted(node)
+            _ip("link", "add", inserted, "type", "veth", "peer", "name", bridged)
+            process = self._lossy[node] = subprocess.Popen(
+                [
+                    sys.executable, "-P", "-m", "chaos.campaign.machines.lossy_link", outer,
+                    inserted, str(quality.delay_ms), str(quality.jitter_ms), str(quality.loss),
+                    str(seed),
+                ],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
+            _ip("link", "set", inserted, "up")
+            _ip("link", "set", bridged, "master", self.tag, "up")
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise NetworkFailed(f"no link in user space: it ended with {process.wait()}")
+            _ip("link", "set", outer, "nomaster")
+            process.stdin.write("forward\n")
+            process.stdin.flush()
+
+    def _mend(self, node: int) -> None:
+        """The node is on the bridge again, and the process and its interfaces are gone."""
+        outer, inserted, _ = self._inserted(node)
+        process = self._lossy.pop(node)
+        process.kill()
+        process.communicate()
+        for undo in (("link", "set", outer, "master", self.tag), ("link", "delete", inserted)):
+            subprocess.run(
+                ["ip", *undo], capture_output=True, timeout=COMMAND_WITHIN_S, check=False
+            )
+
+    def _inserted(self, node: int) -> tuple[str, str, str]:
+        """The end of the node's cable, and the two ends of another one, the last on the bridge."""
+        return f"{self.tag}o{node}", f"{self.tag}x{node}", f"{self.tag}y{node}"
+
     def heal(self) -> None:
+        for node in list(self._lossy):
+            self._mend(node)
         for node in sorted(self.shaped):
             device = f"{self.tag}i{node}"
             _run_tool("tc", "-n", self._space(node), "qdisc", "delete", "dev", device, "root")
@@ -120,6 +173,8 @@ class Namespaces:
 
     def remove(self) -> None:
         """May be called twice."""
+        for node in list(self._lossy):
+            self._mend(node)
         while self._made:
             undo = ["ip", *self._made.pop()]
             subprocess.run(undo, capture_output=True, timeout=COMMAND_WITHIN_S, check=False)
@@ -134,8 +189,19 @@ class Namespaces:
         self._made.append(undo)
 
 
+def cannot_degrade() -> str | None:
+    """Why packets cannot be delayed and lost here; None: they can be."""
+    if (reason := missing()) is not None:
+        return reason
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()
+    except OSError as error:
+        return f"needs packet sockets: {error}"
+    return None
+
+
 def cannot_shape(discipline: str) -> str | None:
-    """Why packets cannot be delayed, lost or slowed down here; None: they can be."""
+    """Why packets cannot be slowed down here; None: they can be."""
     if (reason := missing()) is not None:
         return reason
     if shutil.which("tc") is None:

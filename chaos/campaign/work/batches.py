@@ -1,6 +1,6 @@
 """Atomic batches, and messages that are repeated under the same id long after their ack.
 
-Owns: the clients of one stream.
+Owns: the clients of two streams.
 May not touch: the servers. The rules are those of the simulator (chaos/sim/promises/batches.py):
 a batch is stored whole or not at all, an id once, and every ack tells the truth."""
 
@@ -17,32 +17,28 @@ from chaos.campaign.work.campaign_work import (
     ANSWER_WITHIN_S,
     DUPLICATE_WINDOW_S,
     NO_ANSWER,
+    CampaignWork,
     create_stream,
-    new_journal,
     publish,
     stored_rows,
 )
 from chaos.sim.promises.batches import ATOMIC, REPEATED, check_batches, check_repeats
-from chaos.sim.promises.journal import Journal, Result
+from chaos.sim.promises.journal import Result
 from chaos.workload import connect
 
 BATCHES, IDS = "CHAOS_BATCHES", "CHAOS_IDS"
-EVERY_S = 0.1
+BATCHES_EVERY_S, IDS_EVERY_S = 0.1, 0.05
 BATCH_CLIENTS = 3
-OLD_IDS = 200  # one of so many is repeated
+# Large messages at the beginning: more than a log keeps, so that their ids are in checkpoints and,
+# for a node that lost its disk, in a snapshot. Otherwise both would be made again from the log.
+FIRST_IDS, FIRST_BYTES, FIRST_AT_ONCE = 256, 64 << 10, 8
+OLD_IDS = 200  # one of so many is repeated, or one of the first
 
 
 @dataclass(slots=True)
-class Batches:
-    urls: Sequence[str]
-    replicas: int
+class Batches(CampaignWork):
     seed: int
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-
-    @property
-    def name(self) -> str:
-        return "atomic batches"
+    name: ClassVar[str] = "atomic batches"
 
     @property
     def streams(self) -> Sequence[str]:
@@ -61,15 +57,14 @@ class Batches:
                 tasks.create_task(self._client(f"c{number}"), name=self.name)
 
     async def _client(self, name: str) -> None:
-        dice, client, count = random.Random(f"{self.seed} {name}"), await connect(self.urls), 0
-        try:
-            while not self.stopping:
-                if client.is_connected:
-                    count += 1
-                    await self._batch(client, f"{name}b{count}", dice.randint(1, 6))
-                await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
-        finally:
-            await client.close()
+        dice, count = random.Random(f"{self.seed} {name}"), 0
+
+        async def step(client: Any) -> None:
+            nonlocal count
+            count += 1
+            await self._batch(client, f"{name}b{count}", dice.randint(1, 6))
+
+        await self._again_and_again(step, dice, every_s=BATCHES_EVERY_S)
 
     async def _batch(self, client: Any, name: str, members: int) -> None:
         operation = self.journal.invoke("batches", ATOMIC, batch=name, members=members)
@@ -98,17 +93,13 @@ class Batches:
 
 
 @dataclass(slots=True)
-class RepeatedIds:
-    urls: Sequence[str]
-    replicas: int
-    seed: int
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-    NAME: ClassVar[str] = "repeated message ids"
+class RepeatedIds(CampaignWork):
+    """New ids and old ones in turn, each attempt with a content of its own."""
 
-    @property
-    def name(self) -> str:
-        return self.NAME
+    seed: int
+    name: ClassVar[str] = "repeated message ids"
+    _known: list[str] = field(default_factory=list, init=False)  # ids that were acked
+    _count: int = field(default=0, init=False)
 
     @property
     def streams(self) -> Sequence[str]:
@@ -119,28 +110,38 @@ class RepeatedIds:
             self.urls, name=IDS, subjects=[IDS], num_replicas=self.replicas,
             duplicate_window=DUPLICATE_WINDOW_S,
         )  # fmt: skip
-
-    async def run(self) -> None:
-        """New ids and old ones in turn, each attempt with a content of its own."""
-        dice, client, count = random.Random(self.seed), await connect(self.urls), 0
-        known: list[str] = []
+        client = await connect(self.urls)
         try:
-            while not self.stopping:
-                if client.is_connected:
-                    count += 1
-                    repeat = bool(known) and count % 2 == 0
-                    ident = dice.choice(known[-OLD_IDS:]) if repeat else f"i{count}"
-                    data = f"{ident}/{count}".encode()
-                    one = self.journal.invoke("ids", REPEATED, id=ident, payload=data)
-                    headers = {"Nats-Msg-Id": ident}
-                    await publish(
-                        client, self.journal, one, subject=IDS, data=data, headers=headers
-                    )
-                    if one.result is Result.OK and not repeat:
-                        known.append(ident)
-                await asyncio.sleep(dice.uniform(0, EVERY_S))
+            for _ in range(0, FIRST_IDS, FIRST_AT_ONCE):
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(FIRST_AT_ONCE):
+                        tasks.create_task(self._send(client, None, FIRST_BYTES), name=self.name)
         finally:
             await client.close()
+
+    async def run(self) -> None:
+        dice = random.Random(self.seed)
+
+        async def step(client: Any) -> None:
+            repeated = None
+            if self._known and self._count % 2:
+                some = self._known[:FIRST_IDS] if dice.random() < 0.5 else self._known[-OLD_IDS:]
+                repeated = dice.choice(some)
+            await self._send(client, repeated)
+
+        await self._again_and_again(step, dice, every_s=IDS_EVERY_S)
+
+    async def _send(self, client: Any, repeated: str | None, size: int = 0) -> None:
+        self._count += 1
+        ident = repeated or f"i{self._count}"
+        content = f"{ident}/{self._count}"
+        operation = self.journal.invoke("ids", REPEATED, id=ident, payload=content)
+        await publish(
+            client, self.journal, operation, subject=IDS, data=content.encode().ljust(size),
+            headers={"Nats-Msg-Id": ident},
+        )  # fmt: skip
+        if operation.result is Result.OK and repeated is None:
+            self._known.append(ident)
 
     async def check(self) -> None:
         check_repeats(IDS, self.journal, await stored_rows(self.urls, IDS))

@@ -1,15 +1,19 @@
 """What every workload of a campaign has: a journal, a beginning, a run, a check.
 
-Owns: the shape, and what workloads share.
+Owns: the base class, and what workloads share.
 May not touch: the servers; workloads are ordinary clients.
 Every operation is journaled when it is invoked, and then as ok, as failed for certain, or not at
 all: without an answer it is unknown whether it was done."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import nats.errors
 import nats.js.errors
@@ -38,20 +42,45 @@ def new_journal() -> Journal:
     return Journal(RealTime())
 
 
-class CampaignWork(Protocol):
-    """`run` until `stopping`; then `check` against what is stored. `streams` are its own."""
+@dataclass(slots=True)
+class CampaignWork(ABC):
+    """`run` until `stopping`; then `check` against what is stored."""
 
-    journal: Journal
-    stopping: bool
+    urls: Sequence[str]
+    replicas: int
+    journal: Journal = field(default_factory=new_journal, kw_only=True)
+    stopping: bool = field(default=False, kw_only=True)
+    name: ClassVar[str]
 
     @property
-    def name(self) -> str: ...
-    @property
-    def streams(self) -> Sequence[str]: ...
-    async def create(self) -> None: ...
+    def streams(self) -> Sequence[str]:
+        """Those that it creates."""
+        return ()
+
+    async def create(self) -> None:  # noqa: B027 - most need nothing
+        """What it needs before the run."""
+
+    @abstractmethod
     async def run(self) -> None: ...
+
+    @abstractmethod
     async def check(self) -> None:
         """Raises BrokenPromise."""
+
+    async def _again_and_again(
+        self, step: Callable[[Any], Awaitable[None]], dice: random.Random, *, every_s: float,
+        urls: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """One step after the other until `stopping`, every `every_s` on average, with a client of
+        its own. Nothing is asked while that is not connected."""
+        client = await connect(urls or self.urls)
+        try:
+            while not self.stopping:
+                if client.is_connected:
+                    await step(client)
+                await asyncio.sleep(dice.uniform(0, 2 * every_s))
+        finally:
+            await client.close()
 
 
 async def create_stream(urls: Sequence[str], **config: Any) -> None:

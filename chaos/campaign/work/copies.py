@@ -1,50 +1,52 @@
-"""Other ways to read the stream of the publishers: a mirror, a push consumer, scans.
+"""Other ways to read the stream of the publishers: mirrors, a push consumer, scans.
 
 Owns: their clients, and what each of them received.
 May not touch: the stream itself.
-Checks: the mirror holds what the stream holds; the push consumer gets every message at least once,
-with its content; a scan holds every message from the first to one that is not before the last one
-that was acknowledged when it began."""
+Checks: a mirror, in this cluster or in another one, holds what the stream holds; the push consumer
+gets every message at least once, with its content; a scan holds every message from the first to
+one that is not before the last one that was acknowledged when it began."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from nats.js.api import AckPolicy, ConsumerConfig, StreamSource
+from nats.js.api import AckPolicy, ConsumerConfig, ExternalStream, StreamSource
 
 from broker.client import DataLost, NoServer, PlanRefused, ScanFailed, scan
-from chaos.campaign.work.campaign_work import NO_ANSWER, create_stream, new_journal, stored_rows
+from chaos.campaign.work.campaign_work import (
+    ANSWER_WITHIN_S,
+    NO_ANSWER,
+    CampaignWork,
+    create_stream,
+    stored_rows,
+)
 from chaos.sim.promises.broken import BrokenPromise
-from chaos.sim.promises.journal import Journal, Result
+from chaos.sim.promises.journal import Result
 from chaos.workload import connect
 
 MIRROR = "CHAOS_MIRROR"
+HOME = "home"  # the name of the first cluster among the remotes of the second one
 PUSHED, PUSH_SUBJECT = "pushed", "chaos.pushed"
 CATCH_UP_WITHIN_S = 120.0
 NO_TABLE = (ScanFailed, NoServer, PlanRefused, OSError)
 SCAN_EVERY_S = 2.0
+LOOK_EVERY_S = 1.0
 SCAN_LAST = 5_000  # messages, from the end: a scan of all of them takes longer and longer
 PUSH_ACK_WAIT_S = 5
 
 
 @dataclass(slots=True)
-class MirrorCopy:
+class MirrorCopy(CampaignWork):
     """The mirror works by itself; the check waits until it has everything."""
 
-    urls: Sequence[str]
-    replicas: int
     origin: str
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-
-    @property
-    def name(self) -> str:
-        return "mirror"
+    name: ClassVar[str] = "mirror"
 
     @property
     def streams(self) -> Sequence[str]:
@@ -58,18 +60,56 @@ class MirrorCopy:
         """Nothing to do."""
 
     async def check(self) -> None:
-        origin = await stored_rows(self.urls, self.origin)
-        deadline = time.monotonic() + CATCH_UP_WITHIN_S
-        while True:
-            copy = await stored_rows(self.urls, MIRROR)
-            if len(copy) >= len(origin) or time.monotonic() > deadline:
-                break
-            await asyncio.sleep(0.2)
-        for one, other in zip(origin, copy, strict=False):
-            if one != other:
-                raise BrokenPromise(f"the mirror has {_told(other)} in place of {_told(one)}")
-        if len(copy) != len(origin):
-            raise BrokenPromise(f"the mirror has {len(copy):,} messages of {len(origin):,}")
+        await check_mirror(self, self.origin, self.urls)
+
+
+@dataclass(slots=True)
+class StandbyMirror(CampaignWork):
+    """The same in a second cluster, which is hit by faults of its own."""
+
+    origin: str
+    standby: Sequence[str]  # its addresses
+    name: ClassVar[str] = "mirror in another cluster"
+
+    async def create(self) -> None:
+        there = ExternalStream(api=f"$JS.{HOME}.API", deliver="")
+        await create_stream(
+            self.standby, name=MIRROR, num_replicas=len(self.standby),
+            mirror=StreamSource(name=self.origin, external=there),
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Look how far it is, for the journal."""
+        dice = random.Random(0)
+
+        async def step(client: Any) -> None:
+            operation = self.journal.invoke("standby", "look", stream=MIRROR)
+            try:
+                info = await client.jetstream(timeout=ANSWER_WITHIN_S).stream_info(MIRROR)
+            except NO_ANSWER:
+                return
+            self.journal.ok(operation, last=info.state.last_seq)
+
+        await self._again_and_again(step, dice, every_s=LOOK_EVERY_S, urls=self.standby)
+
+    async def check(self) -> None:
+        await check_mirror(self, self.origin, self.standby)
+
+
+async def check_mirror(work: CampaignWork, stream: str, urls: Sequence[str]) -> None:
+    """`urls`: of the cluster that has the mirror. Raises BrokenPromise."""
+    origin = await stored_rows(work.urls, stream)
+    deadline = time.monotonic() + CATCH_UP_WITHIN_S
+    while True:
+        copy = await stored_rows(urls, MIRROR)
+        if len(copy) >= len(origin) or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.2)
+    for one, other in zip(origin, copy, strict=False):
+        if one != other:
+            raise BrokenPromise(f"the {work.name} has {_told(other)} in place of {_told(one)}")
+    if len(copy) != len(origin):
+        raise BrokenPromise(f"the {work.name} has {len(copy):,} messages of {len(origin):,}")
 
 
 def _told(row: Any) -> str:
@@ -77,24 +117,13 @@ def _told(row: Any) -> str:
 
 
 @dataclass(slots=True)
-class PushReader:
+class PushReader(CampaignWork):
     """A durable push consumer with explicit acks."""
 
-    urls: Sequence[str]
-    replicas: int
     origin: str
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
     received: dict[int, bytes] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return "push consumer"
-
-    @property
-    def streams(self) -> Sequence[str]:
-        return ()
+    name: ClassVar[str] = "push consumer"
 
     async def create(self) -> None:
         client = await connect(self.urls)
@@ -146,25 +175,12 @@ class PushReader:
 
 
 @dataclass(slots=True)
-class TableScans:
+class TableScans(CampaignWork):
     """Bulk reads, as Spark does them: planned by a leader, served by followers."""
 
-    urls: Sequence[str]
     origin: str
     last_acked: Callable[[], int]  # the highest sequence of an ack so far
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-
-    @property
-    def name(self) -> str:
-        return "scans"
-
-    @property
-    def streams(self) -> Sequence[str]:
-        return ()
-
-    async def create(self) -> None:
-        """Needs nothing."""
+    name: ClassVar[str] = "scans"
 
     async def run(self) -> None:
         servers = ",".join(self.urls)

@@ -8,17 +8,15 @@ answer may be done at any later time, so its name is not used any more; nor afte
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from chaos.campaign.work.campaign_work import ANSWER_WITHIN_S, NO_ANSWER, new_journal
+from chaos.campaign.work.campaign_work import ANSWER_WITHIN_S, NO_ANSWER, CampaignWork
 from chaos.sim.promises.broken import BrokenPromise
-from chaos.sim.promises.journal import Journal, Operation, Result
-from chaos.workload import connect
+from chaos.sim.promises.journal import Operation, Result
 
 STREAM = "CHAOS_LIFE"
 CREATE, DELETE, SEND, LOOK = "create stream", "delete stream", "publish", "look"
@@ -28,36 +26,26 @@ NOT_FOUND = 10059
 
 
 @dataclass(slots=True)
-class LifeCycles:
+class LifeCycles(CampaignWork):
     """One life after the other."""
 
-    urls: Sequence[str]
-    replicas: int
     seed: int
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-    names: int = 1
-
-    @property
-    def name(self) -> str:
-        return "stream life cycles"
+    names: int = field(default=1, init=False)
+    name: ClassVar[str] = "stream life cycles"
 
     @property
     def streams(self) -> Sequence[str]:
         return [f"{STREAM}_{number}" for number in range(1, self.names + 1)]
 
-    async def create(self) -> None:
-        """The run creates it."""
-
     async def run(self) -> None:
-        dice, client, life = random.Random(self.seed), await connect(self.urls), 0
-        try:
-            while not self.stopping:
-                life += 1
-                await self._live(client, life)
-                await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
-        finally:
-            await client.close()
+        dice, life = random.Random(self.seed), 0
+
+        async def step(client: Any) -> None:
+            nonlocal life
+            life += 1
+            await self._live(client, life)
+
+        await self._again_and_again(step, dice, every_s=EVERY_S)
 
     async def _live(self, client: Any, life: int) -> None:
         stream = f"{STREAM}_{self.names}"

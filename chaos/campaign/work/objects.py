@@ -11,15 +11,15 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import nats.js.errors
 from nats.js.api import ObjectStoreConfig
 
-from chaos.campaign.work.campaign_work import NO_ANSWER, READ_WITHIN_S, new_journal
+from chaos.campaign.work.campaign_work import NO_ANSWER, READ_WITHIN_S, CampaignWork
 from chaos.sim.promises.broken import BrokenPromise
-from chaos.sim.promises.journal import Journal, Result
+from chaos.sim.promises.journal import Result
 from chaos.workload import connect
 
 BUCKET = "chaos"
@@ -31,16 +31,9 @@ AT_ONCE = 16
 
 
 @dataclass(slots=True)
-class Objects:
-    urls: Sequence[str]
-    replicas: int
+class Objects(CampaignWork):
     seed: int
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-
-    @property
-    def name(self) -> str:
-        return "objects"
+    name: ClassVar[str] = "objects"
 
     @property
     def streams(self) -> Sequence[str]:
@@ -55,19 +48,17 @@ class Objects:
             await client.close()
 
     async def run(self) -> None:
-        dice, client = random.Random(self.seed), await connect(self.urls)
-        count, known = 0, []
-        try:
-            while not self.stopping:
-                if client.is_connected:
-                    count += 1
-                    if await self._put(client, f"o{count}", dice.randbytes(dice.choice(SIZES))):
-                        known.append(f"o{count}")
-                    if known:
-                        await self._get(client, dice.choice(known))
-                await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
-        finally:
-            await client.close()
+        dice, count, known = random.Random(self.seed), 0, list[str]()
+
+        async def step(client: Any) -> None:
+            nonlocal count
+            count += 1
+            if await self._put(client, f"o{count}", dice.randbytes(dice.choice(SIZES))):
+                known.append(f"o{count}")
+            if known:
+                await self._get(client, dice.choice(known))
+
+        await self._again_and_again(step, dice, every_s=EVERY_S)
 
     async def _put(self, client: Any, name: str, content: bytes) -> bool:
         digest = hashlib.sha256(content).hexdigest()

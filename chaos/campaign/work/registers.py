@@ -17,13 +17,11 @@ import nats.js.errors
 from chaos.campaign.work.campaign_work import (
     ANSWER_WITHIN_S,
     NO_ANSWER,
+    CampaignWork,
     create_stream,
-    new_journal,
     stored_rows,
 )
-from chaos.sim.promises.journal import Journal
 from chaos.sim.promises.log_answers import READ, WRITE, check_log
-from chaos.workload import connect
 
 STREAM = "KV_registers"
 KEYS = tuple(f"$KV.registers.k{number}" for number in range(5))
@@ -34,21 +32,11 @@ WRONG_LAST_SEQUENCE = 10071
 
 
 @dataclass(slots=True)
-class Registers:
-    """`run` until `stopping`; then `check` against what is stored."""
-
-    urls: Sequence[str]
-    replicas: int
+class Registers(CampaignWork):
     seed: int
     direct_reads: bool = True  # direct gets have to be current, too; nats-server does not say so
-    journal: Journal = field(default_factory=new_journal)
-    stopping: bool = False
-    _count: int = 0
-    NAME: ClassVar[str] = "registers"
-
-    @property
-    def name(self) -> str:
-        return self.NAME
+    _count: int = field(default=0, init=False)
+    name: ClassVar[str] = "registers"
 
     @property
     def streams(self) -> Sequence[str]:
@@ -69,19 +57,16 @@ class Registers:
 
     async def _client(self, name: str, url: str, dice: random.Random) -> None:
         """One operation after the other, on one node while it is there."""
-        client = await connect([url])
-        try:
-            while not self.stopping:
-                if client.is_connected:
-                    key = dice.choice(KEYS)
-                    if dice.random() < 0.5:
-                        direct = self.direct_reads and dice.random() < 0.5
-                        await self._read(client, name, url, key, direct=direct)
-                    else:
-                        await self._write(client, name, url, key, dice)
-                await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
-        finally:
-            await client.close()
+
+        async def step(client: Any) -> None:
+            key = dice.choice(KEYS)
+            if dice.random() < 0.5:
+                direct = self.direct_reads and dice.random() < 0.5
+                await self._read(client, name, url, key, direct=direct)
+            else:
+                await self._write(client, name, url, key, dice)
+
+        await self._again_and_again(step, dice, every_s=EVERY_S, urls=[url])
 
     async def _write(self, client: Any, name: str, url: str, key: str, dice: random.Random) -> None:
         self._count += 1

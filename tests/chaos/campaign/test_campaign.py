@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
+from broker.cli.end_by_signal import run_to_end
 from chaos import disks
 from chaos.campaign.campaign import Campaign, CampaignSettings, run_campaign
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget
+from chaos.campaign.local_target import LocalSettings
 from chaos.campaign.machines import network
-from chaos.campaign.machines.network import Namespaces
+from chaos.campaign.machines.machine import Machines
+from chaos.campaign.machines.network import Namespaces, Quality
 from chaos.campaign.plan import KINDS
 from chaos.campaign.self_test import PLANTED, find
 from chaos.campaign.work.campaign_work import CampaignWork
+from chaos.campaign.work.copies import StandbyMirror
 from chaos.campaign.work.registers import STREAM, Registers
+from chaos.campaign.work.spark_reads import SparkReads
 from chaos.sim.broker.planted_bugs import BROKER_BUGS
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.log_answers import READ, WRITE, check_log
@@ -39,6 +46,25 @@ def test_cuts_stop_packets_and_leave_nothing_behind() -> None:
         spaces.remove()
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert spaces.tag not in left.stdout
+    links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True)
+    assert spaces.tag not in links.stdout
+
+
+@needs_namespaces
+def test_a_link_delays_packets_and_leaves_nothing_behind() -> None:
+    spaces = Namespaces(2)
+    spaces.make()
+    try:
+        spaces.degrade([0], Quality(delay_ms=300), seed=1)
+        began = time.monotonic()
+        assert pings(spaces, 0, 1)
+        assert time.monotonic() - began >= 0.3
+        spaces.heal()
+        assert pings(spaces, 0, 1)
+        spaces.degrade([0], Quality(loss=1.0), seed=1)
+        assert not pings(spaces, 0, 1)
+    finally:
+        spaces.remove()
     links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True)
     assert spaces.tag not in links.stdout
 
@@ -67,6 +93,45 @@ def test_a_leader_that_is_cut_off_breaks_no_promise() -> None:
     assert {one.state for one in record.seen} >= {"leader", "follower"}
     idle = [name for name, ok, _, _ in record.counts() if not ok]
     assert idle == ["push consumer", "mirror"], "they have no operations of their own"
+
+
+@needs_namespaces
+def test_two_clusters_that_do_not_reach_each_other_break_no_promise() -> None:
+    settings = CampaignSettings(
+        ("clusters-apart",), seconds=3, seed=1, rate=50, local=LocalSettings(standby=1),
+        works=(StandbyMirror.name, SparkReads.name),
+    )  # fmt: skip
+    record = asyncio.run(run_campaign(settings, lambda _: None))
+    assert record.ok, record.verdict.lines()
+    assert record.faults[0].nodes == ["standby-1"]
+    assert record.faults[0].end_ns
+    assert {name for name, ok, _, _ in record.counts() if ok} == set(settings.works or ())
+
+
+class WorkFailed(Exception):
+    pass
+
+
+def test_work_that_raises_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other clients would go on otherwise: the client library swallows cancellations."""
+    started: list[Machines] = []
+    make = Machines.make
+
+    def remember(machines: Machines, cleanup: ExitStack) -> None:
+        started.append(machines)
+        make(machines, cleanup)
+
+    async def fail(_: object) -> None:
+        raise WorkFailed
+
+    monkeypatch.setattr(Machines, "make", remember)
+    monkeypatch.setattr(Registers, "run", fail)
+    settings = CampaignSettings(("kill",), seconds=600, seed=1, rate=50)
+    with pytest.raises(ExceptionGroup) as raised:
+        run_to_end(run_campaign(settings, lambda _: None))
+    assert raised.group_contains(WorkFailed)
+    assert started
+    assert all(machine.node.process is None for machine in started[0].all)
 
 
 @pytest.mark.skipif(disks.missing() is not None, reason=str(disks.missing()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ import pytest
 
 from chaos.campaign.machines.altered_node import ConditionsFile
 from chaos.campaign.machines.conditions import NORMAL, Conditions
-from chaos.campaign.work import copies
-from chaos.campaign.work.copies import PushReader, TableScans
+from chaos.campaign.machines.lossy_link import DelayedFrames
+from chaos.campaign.work import copies, spark_reads
+from chaos.campaign.work.copies import PushReader, StandbyMirror, TableScans
 from chaos.campaign.work.lifecycles import DELETE, LOOK, NOT_FOUND, SEND, LifeCycles
+from chaos.campaign.work.spark_reads import BATCH, SparkReads
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.stored import StoredRow
 
@@ -42,7 +45,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_scan_has_all_that_was_acked_before(found: dict[int, bytes], problem: str | None) -> None:
-    scans = TableScans(URLS, "S", lambda: 2)
+    scans = TableScans(URLS, 3, "S", lambda: 2)
     scans.journal.ok(scans.journal.invoke("scans", "scan", first=1, acked=2), rows=found)
     if problem is None:
         asyncio.run(scans.check())
@@ -66,6 +69,75 @@ def test_a_push_consumer_gets_everything(received: dict[int, bytes], problem: st
     else:
         with pytest.raises(BrokenPromise, match=problem):
             asyncio.run(reader.check())
+
+
+@pytest.mark.parametrize(
+    ("rows", "last", "problem"),
+    [
+        ([(1, b"1"), (2, b"2")], 2, None),
+        ([(1, b"1"), (2, b"2"), (3, b"3")], 3, None),
+        ([(1, b"1")], 1, "ended with message 1; 2 was acknowledged before"),
+        ([(1, b"1"), (3, b"3")], 3, "row 2 of the query is"),
+        ([(1, b"1"), (1, b"1"), (2, b"2")], 2, "row 2 of the query is"),
+        ([(1, b"1"), (2, b"x")], 2, "row 2 of the query is"),
+        ([(1, b"1"), (2, b"2"), (3, b"3"), (3, b"3")], 3, "4 rows of 3"),
+    ],
+)
+def test_a_query_has_every_message_once(
+    monkeypatch: pytest.MonkeyPatch, rows: list[tuple[int, bytes]], last: int, problem: str | None
+) -> None:
+    monkeypatch.setattr(spark_reads, "stored_rows", copies.stored_rows)
+    reads = SparkReads(URLS, 3, "S", lambda: 2)
+    reads.rows = rows
+    reads.journal.ok(reads.journal.invoke("spark", BATCH, acked=2), last=last)
+    if problem is None:
+        asyncio.run(reads.check())
+    else:
+        with pytest.raises(BrokenPromise, match=problem):
+            asyncio.run(reads.check())
+
+
+def test_a_link_keeps_the_order_of_what_it_delays() -> None:
+    link = DelayedFrames(1.0, 0.5, 0.0, random.Random(1))
+    for number in range(50):
+        link.add(b"%d" % number, now=number / 1000)
+    assert link.due(0.4) == []
+    wait_s = link.next_in_s(0.4)
+    assert wait_s is not None
+    assert 0.0 < wait_s <= 1.2
+    assert link.due(2.0) == [b"%d" % number for number in range(50)]
+    assert link.next_in_s(2.0) is None
+
+
+def test_a_link_loses_a_share_of_the_frames() -> None:
+    link = DelayedFrames(0.0, 0.0, 0.2, random.Random(1))
+    for _ in range(1000):
+        link.add(b"", now=0.0)
+    assert 700 < len(link.due(0.0)) < 900
+
+
+@pytest.mark.parametrize(
+    ("copied", "problem"),
+    [
+        (ROWS, None),
+        ([ROWS[0], StoredRow(2, b"s", b"x"), ROWS[2]], "has b'x' at 2 in place of b'2' at 2"),
+        (ROWS[:2], "2 messages of 3"),
+    ],
+)
+def test_a_mirror_in_another_cluster_equals_its_origin(
+    monkeypatch: pytest.MonkeyPatch, copied: list[StoredRow], problem: str | None
+) -> None:
+    async def rows(urls: Sequence[str], _stream: str) -> list[StoredRow]:
+        return ROWS if urls == URLS else copied
+
+    monkeypatch.setattr(copies, "stored_rows", rows)
+    monkeypatch.setattr(copies, "CATCH_UP_WITHIN_S", 0.0)
+    mirror = StandbyMirror(URLS, 3, "S", ["nats://127.0.0.1:2"])
+    if problem is None:
+        asyncio.run(mirror.check())
+    else:
+        with pytest.raises(BrokenPromise, match=problem):
+            asyncio.run(mirror.check())
 
 
 def life(*steps: tuple[str, dict[str, object], dict[str, object] | None]) -> LifeCycles:
