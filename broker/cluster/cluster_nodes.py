@@ -239,6 +239,6 @@ class ClusterNodes:
             "this node was removed from the cluster: it holds no streams and refuses JetStream "
             "requests. To let it join again, stop it and clear its store directory"
         )
-        self.mesh.tell(urls=[], ws_urls=[])
+        self.mesh.tell(urls=[], ws_urls=[], leaf_urls=[])
         self.server.leave_urls()
         self.leave_groups()

@@ -102,6 +102,7 @@ class Runtime:
                 # Clients are sent here once this node is a member of the cluster.
                 "urls": server.client_urls() if store is None else [],
                 "ws_urls": server.ws_urls() if store is None else [],
+                "leaf_urls": server.leaf_urls(),
                 "client": client_address(server),
                 "tags": list(self.options.server_tags),
                 "clock": store is not None,
@@ -174,7 +175,7 @@ class Runtime:
 
     def lame_duck(self) -> None:
         if self.mesh is not None:
-            self.mesh.tell(urls=[], ws_urls=[])
+            self.mesh.tell(urls=[], ws_urls=[], leaf_urls=[])
         if self.jetstream is not None:
             self.jetstream.lame_duck()
 

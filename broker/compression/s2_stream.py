@@ -75,58 +75,69 @@ def _cut(data: bytes, step: int) -> list[bytes]:
 class S2Reader:
     """The receiver: `feed` what arrives, then `read` while there is `more`."""
 
-    __slots__ = ("_at", "_buffer", "_identified", "more")
+    __slots__ = ("_at", "_buffer", "_identified", "_missing", "_parts", "more")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._at = 0
+        self._parts: list[bytes] = []  # fed after the buffer; joined once a chunk is complete
+        self._missing = HEADER_BYTES  # bytes until the next chunk, or its header, is there
         self._identified = False
         self.more = False
 
     def feed(self, data: bytes) -> None:
-        rest = self._buffer[self._at :]
-        self._buffer = rest + data if rest else data
-        self._at = 0
-        self.more = True
+        self._parts.append(data)
+        self._missing -= len(data)
+        self.more = self._missing <= 0
 
     def read(self) -> bytes:
         """The data of the next chunk; b"" when there is no `more`. Raises BadS2."""
-        while True:
-            start = self._at + HEADER_BYTES
-            if start > len(self._buffer):
-                break
-            word = int.from_bytes(self._buffer[self._at : start], "little")
-            kind, size = word & 0xFF, word >> 8
-            if not self._identified and kind != _IDENTIFIER:
-                raise BadS2("a stream without its identifier")
-            if PLAIN < kind < _SKIPPED.start:
-                raise BadS2(f"an unknown chunk of type {kind}")
-            if size > _CHUNK_BYTES_MAX:
-                raise BadS2("a chunk that is too large")
-            end = start + size
-            if end > len(self._buffer):
-                break
-            body = self._buffer[start:end]
-            self._at = end
-            plain = self._chunk(kind, body)
-            if plain:
-                return plain
-        self.more = False
+        if self._parts and self.more:
+            rest = self._buffer[self._at :]
+            parts = [rest, *self._parts] if rest else self._parts
+            self._buffer = parts[0] if len(parts) == 1 else b"".join(parts)
+            self._at, self._parts = 0, []
+        while self.more:
+            buffer, start = self._buffer, self._at + HEADER_BYTES
+            self._missing = start - len(buffer)
+            if self._missing <= 0:
+                kind, size = buffer[self._at], int.from_bytes(buffer[start - 3 : start], "little")
+                self._check(kind, size)
+                self._missing += size
+                if self._missing <= 0:
+                    self._at = start + size
+                    plain = self._chunk(kind, start)
+                    if plain:
+                        return plain
+                    continue
+            self.more = False
         return b""
 
-    def _chunk(self, kind: int, body: bytes) -> bytes:
+    def _check(self, kind: int, size: int) -> None:
+        if not self._identified and kind != _IDENTIFIER:
+            raise BadS2("a stream without its identifier")
+        if PLAIN < kind < _SKIPPED.start:
+            raise BadS2(f"an unknown chunk of type {kind}")
+        if size > _CHUNK_BYTES_MAX:
+            raise BadS2("a chunk that is too large")
+
+    def _chunk(self, kind: int, start: int) -> bytes:
+        """The data of the chunk whose body is from `start` to where we are."""
+        buffer, end = self._buffer, self._at
         if kind == _IDENTIFIER:
-            if body not in (S2_IDENTIFIER[HEADER_BYTES:], SNAPPY_IDENTIFIER[HEADER_BYTES:]):
+            known = (S2_IDENTIFIER[HEADER_BYTES:], SNAPPY_IDENTIFIER[HEADER_BYTES:])
+            if buffer[start:end] not in known:
                 raise BadS2("an unknown stream")
             self._identified = True
             return b""
         if kind in _SKIPPED:
             return b""
-        if len(body) < _CHECKSUM_BYTES or len(body) - _CHECKSUM_BYTES > BLOCK_BYTES_MAX:
+        first = start + _CHECKSUM_BYTES
+        if not 0 <= end - first <= BLOCK_BYTES_MAX:
             raise BadS2("a chunk of a wrong length")
-        plain = body[_CHECKSUM_BYTES:]
+        plain = buffer[first:end]
         if kind == PACKED:
             plain = decompress(plain)
-        if int.from_bytes(body[:_CHECKSUM_BYTES], "little") != masked_checksum(plain):
+        if int.from_bytes(buffer[start:first], "little") != masked_checksum(plain):
             raise BadS2("a chunk with a wrong checksum")
         return plain

@@ -158,6 +158,15 @@ class Server:
         if self.urls.set_peers(urls, ws_urls):
             self._update_info()
 
+    def leaf_urls(self) -> list[str]:
+        """Where leaf nodes of the cluster can connect to this server."""
+        hidden = self.leaf_listener is None or self.urls.withdrawn
+        return [] if hidden or self.leaf_listener is None else self.leaf_listener.own_urls()
+
+    def set_leaf_urls(self, urls: list[str]) -> None:
+        if self.leaf_listener is not None:
+            self.leaf_listener.set_peer_urls(urls)
+
     def leave_urls(self) -> None:
         """This server is no place for clients any more: they are told of its peers only."""
         self.urls.withdrawn = True

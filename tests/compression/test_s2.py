@@ -79,6 +79,11 @@ def test_the_checksum_is_that_of_castagnoli() -> None:
         assert crc32c(b"123456789") == 0xE3069283
 
 
+@given(st.binary(max_size=100))
+def test_all_checksums_agree(data: bytes) -> None:
+    assert _s2.crc32c(data) == _s2.crc32c(data, portable=True) == s2_py.crc32c(data)
+
+
 @pytest.mark.parametrize("work", ["compress", "decompress", "crc32c"])
 def test_other_threads_run_meanwhile(work: str) -> None:
     """The interpreter does not switch by itself here: only what lets the lock go ends the loop."""

@@ -95,3 +95,15 @@ def test_few_bytes_that_stand_for_many_are_read_one_chunk_at_a_time() -> None:
     assert len(sent) < 1 << 18
     assert len(reader.read()) == 1 << 20
     assert reader.more
+
+
+def test_a_long_chunk_in_small_pieces_is_joined_once() -> None:
+    """The bytes of a chunk are not copied for each piece that arrives."""
+    sent = S2Writer(packed=False).write(bytes(1 << 20))
+    reader, joined = S2Reader(), 0
+    for at in range(0, len(sent), 4096):
+        reader.feed(sent[at : at + 4096])
+        while reader.more:
+            joined += 1
+            reader.read()
+    assert joined <= 4

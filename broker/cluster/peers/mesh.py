@@ -55,6 +55,8 @@ class ClusteredServer(Protocol):
 
     def set_cluster_urls(self, urls: list[str], ws_urls: Sequence[str] = ()) -> None: ...
 
+    def set_leaf_urls(self, urls: list[str]) -> None: ...
+
 
 @dataclass(slots=True)
 class Mesh:
@@ -267,11 +269,15 @@ class Mesh:
     def _tell_clients(self) -> None:
         urls: list[str] = []
         ws_urls: list[str] = []
+        leaf_urls: list[str] = []
         for peer in self.peers():
             if peer.connected:
                 urls.extend(_texts(peer.hello.get("urls")))
                 ws_urls.extend(_texts(peer.hello.get("ws_urls")))
-        asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls, ws_urls)
+                leaf_urls.extend(_texts(peer.hello.get("leaf_urls")))
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self.server.set_cluster_urls, urls, ws_urls)
+        loop.call_soon(self.server.set_leaf_urls, leaf_urls)
 
 
 def _texts(value: object) -> list[str]:

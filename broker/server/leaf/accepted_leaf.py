@@ -94,6 +94,9 @@ class AcceptedLeaf(LeafConnection):
             self.profile.leaf_info_line(cid=self.cid, nonce=self.nonce, compression=compression)
         )
 
+    def update_info(self) -> None:
+        self.queue(self.profile.leaf_info_line(cid=self.cid))
+
     def received_info(self, text: bytes) -> None:
         """A server that wants to compress sends one before its CONNECT."""
         if self.compression or self.sink is not None:

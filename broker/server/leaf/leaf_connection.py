@@ -114,6 +114,9 @@ class LeafConnection(asyncio.Protocol):
     def begin(self) -> None:
         """The socket is open."""
 
+    def update_info(self) -> None:
+        """Tell a leaf node where else it can connect. A hub is not told."""
+
     @abstractmethod
     def secured(self) -> None:
         """The TLS handshake is done."""

@@ -112,6 +112,16 @@ class LeafListener:
         for hub in added if self._dialing else ():
             self._dial(hub)
 
+    def own_urls(self) -> list[str]:
+        """That peers tell their leaf nodes."""
+        return [] if self.profile.options.no_advertise else self.profile.own_urls()
+
+    def set_peer_urls(self, urls: list[str]) -> None:
+        """Where the other nodes of our cluster take leaf nodes: ours are told."""
+        if urls != self.profile.peer_urls:
+            self.profile.peer_urls = urls
+            self._table.update_info()
+
     def stop_accepting(self) -> None:
         if self._listener is not None:
             self._listener.close()

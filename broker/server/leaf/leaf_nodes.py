@@ -99,6 +99,11 @@ class LeafNodes:
         for connection in self._accounts.get(account.name, ()):
             connection.interest_changed(sub, members)
 
+    def update_info(self) -> None:
+        """What INFO says has changed."""
+        for connection in self.connections():
+            connection.update_info()
+
     def close_all(self, reason: Reason) -> None:
         for connection in self.connections():
             connection.close(reason)

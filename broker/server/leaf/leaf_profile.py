@@ -37,6 +37,7 @@ class LeafProfile(ListenerProfile):
         self.identity = identity
         self.options = options
         self.port = 0  # of the leaf node listener, once it is bound
+        self.peer_urls: list[str] = []  # of the other nodes of our cluster
         self._authenticator: Authenticator | None = None
         self._tls_context: ssl.SSLContext | None = None
 
@@ -89,7 +90,11 @@ class LeafProfile(ListenerProfile):
         return None if options is None or context is None else (options, context)
 
     def urls(self) -> list[str]:
-        """Where leaf nodes can connect (host:port): to this server."""
+        """Where leaf nodes can connect (host:port): to this server, and to its peers."""
+        own = self.own_urls()
+        return own + [url for url in self.peer_urls if url not in own]
+
+    def own_urls(self) -> list[str]:
         if not self.port:
             return []
         return listening.advertised(self.options.host, self.port, self.options.advertise)

@@ -35,7 +35,18 @@ _PARTS = {
     "jetstream": frozenset(["accounts", "remotes", "limits", "max_memory_store", "max_file_store"]),
     "cluster": frozenset(["routes"]),
     "leafnodes": frozenset(
-        ["remotes", "authorization", "tls", "reconnect_ns", "min_version", "no_advertise"]
+        [
+            "remotes",
+            "authorization",
+            "tls",
+            "reconnect_ns",
+            "min_version",
+            "no_advertise",
+            "compression",
+            "dial_timeout_ns",
+            "isolated",
+            "write_deadline_ns",
+        ]
     ),
     "websocket": frozenset(
         [

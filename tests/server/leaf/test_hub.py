@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from broker.compression.s2_stream import S2Reader, S2Writer
 from broker.config.options import (
     AccountOptions,
     Authorization,
@@ -18,7 +20,7 @@ from broker.config.options import (
 )
 from broker.server.server import Server
 from tests.support.leaf_peer import RawLeaf
-from tests.support.server import RawClient, run, running, until
+from tests.support.server import PATIENCE, RawClient, run, running, until
 
 PORT = LeafNodeOptions(host="127.0.0.1", port=-1)
 
@@ -332,5 +334,93 @@ def test_other_lines_end_the_connection(line: bytes) -> None:
             leaf.send(line)
             await leaf.end()
             await until(lambda: len(server.leafs) == 0)
+
+    run(work())
+
+
+def test_leaf_nodes_are_told_where_the_other_nodes_of_the_cluster_are() -> None:
+    async def work() -> None:
+        async with running(leafnodes=PORT) as server:
+            leaf = await RawLeaf.join(server)
+            own = f"127.0.0.1:{server.leaf_port}"
+            assert leaf.info["leafnode_urls"] == [own]
+            server.set_leaf_urls(["h:1", own, "h:2"])
+            server.set_leaf_urls(["h:1", own, "h:2"])  # nothing new
+            [line] = await leaf.settled()
+            told = json.loads(line.removeprefix(b"INFO "))
+            assert told["leafnode_urls"] == [own, "h:1", "h:2"]
+            assert "nonce" not in told
+            assert server.leaf_urls() == [own]
+            server.urls.withdrawn = True
+            assert server.leaf_urls() == []
+            leaf.close()
+
+    run(work())
+
+
+async def compressed(server: Server) -> tuple[RawLeaf, S2Writer, S2Reader]:
+    """A leaf node that has asked for compression, and not logged in."""
+    leaf = RawLeaf(*await asyncio.open_connection("127.0.0.1", server.leaf_port, limit=2**24))
+    info = await leaf.read_info()
+    assert info["compression"] == "s2_auto"
+    leaf.send(b'INFO {"compression":"s2_fast"}\r\n')
+    reader = S2Reader()
+    assert b'"compression":"s2_auto"' in await unpacked(leaf, reader, b"\r\n")
+    return leaf, S2Writer(packed=True), reader
+
+
+async def unpacked(leaf: RawLeaf, reader: S2Reader, until_text: bytes) -> bytes:
+    got = b""
+    async with asyncio.timeout(PATIENCE):
+        while until_text not in got:
+            reader.feed(await leaf.reader.read(2**16))
+            while reader.more:
+                got += reader.read()
+    return got
+
+
+def test_a_compressed_leaf_node_logs_in() -> None:
+    async def work() -> None:
+        async with running(leafnodes=PORT) as server:
+            leaf, writer, reader = await compressed(server)
+            connect = b'CONNECT {"name":"L","cluster":"L","remote_account":"$G"}\r\nPING\r\n'
+            leaf.send(writer.write(connect))
+            assert b'"connect_info":true' in await unpacked(leaf, reader, b"PONG")
+            leaf.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("sent", [b"PING\r\n", b"\x00" * 64, bytes(range(256))])
+def test_what_is_not_compressed_then_ends_the_connection(sent: bytes) -> None:
+    async def work() -> None:
+        async with running(leafnodes=PORT) as server:
+            leaf, _, _ = await compressed(server)
+            leaf.send(sent)
+            async with asyncio.timeout(PATIENCE):
+                while await leaf.reader.read(2**16):
+                    pass
+            assert len(server.leafs) == 0
+            leaf.close()
+
+    run(work())
+
+
+def test_few_bytes_that_stand_for_many_do_not_hold_others_up() -> None:
+    """A stream of chunks that each unpack to a megabyte of PINGs, from a peer that has not logged
+    in: unpacking waits while its answers are not read, and others are served meanwhile."""
+
+    async def work() -> None:
+        async with running(leafnodes=PORT) as server:
+            leaf, writer, _ = await compressed(server)
+            megabyte = b"PING\r\n" * (2**20 // 6)
+            sent = writer.write(megabyte)
+            assert len(sent) < len(megabyte) / 15
+            leaf.send(sent * 64)
+            client = await RawClient.open(server)
+            for _ in range(20):
+                assert await client.flush() == b""
+            client.close()
+            leaf.close()
 
     run(work())

@@ -122,3 +122,15 @@ def test_a_reload_that_fails_late_changes_nothing(tmp_path: Path) -> None:
             client.close()
 
     run(test())
+
+
+def test_how_leaf_nodes_are_connected_may_change(tmp_path: Path) -> None:
+    before = options(tmp_path, 'leafnodes { listen: "127.0.0.1:7422" }')
+    after = (
+        'leafnodes { listen: "127.0.0.1:7422", compression: s2_fast, isolate: true, '
+        "write_deadline: 3s, dial_timeout: 2s }"
+    )
+    merged = merge(before, options(tmp_path, after))
+    assert merged.leafnodes is not None
+    assert merged.leafnodes.compression.mode == "s2_fast"
+    assert merged.leafnodes.isolated
