@@ -145,7 +145,7 @@ def test_replicas_that_no_node_can_take_are_a_warning() -> None:
         (replace(WELL, leaders={META_GROUP: NodeId(1)}), "'$G > S' has no leader"),
         (replace(WELL, voters=(2, 3)), "'$G > S' is not current: this replica is being built"),
         (replace(WELL, meta_voters=(2, 3)), "no vote in the meta group yet"),
-        (replace(WELL, applied=9), "'$G > S' is not current"),
+        (replace(WELL, applied=9, commit=110), "'$G > S' is not current"),
     ],
 )  # fmt: skip
 def test_a_node_that_cannot_do_its_work_says_why(node: Node, sentence: str) -> None:
@@ -154,6 +154,28 @@ def test_a_node_that_cannot_do_its_work_says_why(node: Node, sentence: str) -> N
     assert document["status"] == "unavailable"
     assert sentence in document["error"]
     assert node.ask(live="1") == (200, {"status": "ok"})
+
+
+def test_a_replica_that_is_a_little_behind_is_current_while_it_advances() -> None:
+    """Under load it nearly always is: the answer must not flicker."""
+    clock = [0.0]
+    node = Node(applied=9, commit=10)
+    health = node._health()
+    health.now_s = lambda: clock[0]
+    core = cast(Any, health.held(GroupId(GROUP))).core
+
+    def status() -> int:
+        return finish(health.healthz({}))[0]
+
+    assert status() == 200
+    core.applied_index, core.commit, clock[0] = 19, 20, 5.0
+    assert [status(), status()] == [200, 200]
+    clock[0] = 6.5
+    assert status() == 503
+    core.applied_index = 20
+    assert status() == 200
+    core.commit = 21
+    assert status() == 200
 
 
 def test_streams_do_not_matter_at_startup_or_for_the_meta_group_alone() -> None:

@@ -8,8 +8,9 @@ questions, as Kubernetes probes ask them: `startup`, `live`, and `ready`, the de
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.cluster.meta.assignments import META_GROUP, Assignment
@@ -20,6 +21,9 @@ from raft import GroupId, NodeId
 from raft.types import Index, Members
 
 UNREACHABLE_SHOWN = 5  # routes
+# A replica under load is a few entries behind at any moment. It is current as long as it advances.
+BEHIND_MAX = 100
+ADVANCES_WITHIN_S = 1.0
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
 DISK_FULL = "the disk is full: no messages are stored until space is freed"
 STRANGERS = "refused, of another cluster that was founded under the same name: {}"
@@ -98,6 +102,9 @@ class JetStreamHealth:
     assignment: Callable[[str, str], Assignment | None]  # by account and stream
     replica: Callable[[int], HealthReplica | None]  # of a group
     held: Callable[[GroupId], HealthGroup | None]
+    now_s: Callable[[], float] = time.monotonic
+    # By group that was behind: how far it was, and when. Cleared when it is level.
+    _behind: dict[GroupId, tuple[Index, float]] = field(default_factory=dict)
 
     def healthz(self, query: Query) -> Steps[tuple[int, Document]]:
         """`live`: the event loop runs, or this would not be answered. `startup`: the log is
@@ -222,9 +229,21 @@ class JetStreamHealth:
             return "is not current: it has lost its log and is catching up"
         if self.leader(assignment.group) is None:
             return "has no leader"
-        if core.applied_index < core.commit:
-            return "is not current"
-        return None
+        return None if self._advances(replica.group, core) else "is not current"
+
+    def _advances(self, group: GroupId, core: HealthCore) -> bool:
+        """Whether what is committed is applied, or is about to be."""
+        applied, now_s = core.applied_index, self.now_s()
+        if applied >= core.commit:
+            self._behind.pop(group, None)
+            return True
+        if core.commit - applied > BEHIND_MAX:
+            return False
+        before, since_s = self._behind.get(group, (None, now_s))
+        if applied != before:
+            self._behind[group] = (applied, now_s)
+            return True
+        return now_s - since_s < ADVANCES_WITHIN_S
 
     def _ok(self) -> Document:
         warnings = [DISK_FULL] if self.disk_full() else []

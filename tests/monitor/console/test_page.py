@@ -79,6 +79,15 @@ PAGES = {
 }
 
 
+BEHIND = "import('./console/format.js').then((found) => found.isBehind(%s))"
+REPLICAS = [  # whether it is shown as behind: not for the few entries that are on their way
+    ("{current: true, lag: 0}", False),
+    ("{current: false, lag: 1}", False),
+    ("{current: false, lag: 101}", True),
+    ("{current: false, lag: 0}", True),
+]
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on the PATH")
 def test_in_a_browser(tmp_path: Path) -> None:
     """Every page shows what it is about, without an error of the browser."""
@@ -94,6 +103,9 @@ def test_in_a_browser(tmp_path: Path) -> None:
                 for page, expected in PAGES.items():
                     await browser.evaluate(f"location.hash = '#/{page}'")
                     await browser.shows(expected)
+                assert [await browser.evaluate(BEHIND % one) for one, _ in REPLICAS] == [
+                    wanted for _, wanted in REPLICAS
+                ]
                 assert browser.complaints == []
             client.close()
 
@@ -127,7 +139,7 @@ class Browser:
                 return found["result"]
 
     async def evaluate(self, expression: str) -> object:
-        found = await self.call("Runtime.evaluate", expression=expression)
+        found = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True)
         return found["result"].get("value")
 
     async def shows(self, expected: list[str]) -> None:

@@ -9,6 +9,11 @@ export function count(value) {
   return value.toFixed(value < 100 ? 1 : 0) + units[power];
 }
 
+// A replica is an entry or two behind whenever something is written; one that is level and not current lost its log or has no vote.
+export function isBehind(replica) {
+  return replica.lag > 100 || (!replica.current && !replica.lag);
+}
+
 export function bytes(value) {
   if (value === undefined || value === null) return "–";
   if (value < 0) return "no limit";

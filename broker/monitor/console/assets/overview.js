@@ -1,5 +1,5 @@
 // The cluster at a glance: nodes with their roles and lag, traffic, what is stored.
-import { bytes, count, duration, element, facts, panel, rate, stats } from "./format.js";
+import { bytes, count, duration, element, facts, isBehind, panel, rate, stats } from "./format.js";
 import { chart } from "./chart.js";
 
 export function overview(app) {
@@ -36,8 +36,7 @@ function members(app) {
 
 function card({ name, server, statsz, role, replica }) {
   const offline = replica?.offline || (role && !statsz);
-  // A follower is an entry or two behind whenever something is written.
-  const behind = replica && !offline && (!replica.current || replica.lag > 100);
+  const behind = replica && !offline && isBehind(replica);
   const js = statsz?.jetstream?.stats;
   return element("article", { class: `node ${offline ? "offline" : behind ? "behind" : ""}` },
     element("h3", {}, name, element("span", { class: `pill ${offline ? "bad" : behind ? "warn" : "soft"}` },

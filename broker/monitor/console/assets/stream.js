@@ -1,5 +1,5 @@
 // One stream: its state, replicas, consumers and messages; with administration, what changes them.
-import { ago, bytes, count, duration, element, facts, panel, rate, stats, when } from "./format.js";
+import { ago, bytes, count, duration, element, facts, isBehind, panel, rate, stats, when } from "./format.js";
 import { History, chart } from "./chart.js";
 import { Table } from "./table.js";
 import { confirmed } from "./main.js";
@@ -66,8 +66,8 @@ function showState(where, info, line) {
       ["deleted", count(state.num_deleted ?? 0)], ["last stored", ago(state.last_ts)]]), line),
     element("div", { class: "grid" },
       panel("Replicas", element("div", { class: "nodes" }, ...nodes.map((one) => element("article", {
-        class: `node ${one.offline ? "offline" : one.current ? "" : "behind"}` },
-      element("h3", {}, one.name, element("span", { class: "pill soft" }, one.leader ? "leader" : one.offline ? "offline" : one.current ? "current" : "behind")),
+        class: `node ${one.offline ? "offline" : isBehind(one) ? "behind" : ""}` },
+      element("h3", {}, one.name, element("span", { class: "pill soft" }, one.leader ? "leader" : one.offline ? "offline" : isBehind(one) ? "behind" : "current")),
       one.leader ? null : facts([["lag", count(one.lag ?? 0)], ["heard", `${duration(one.active)} ago`]]))))),
       panel("Configuration", facts([["subjects", (config.subjects ?? []).join(", ")], ["storage", config.storage], ["retention", config.retention],
         ["discard", config.discard], ["max messages", limit(config.max_msgs, count)], ["max bytes", limit(config.max_bytes, bytes)],
