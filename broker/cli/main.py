@@ -7,7 +7,9 @@ Spec: `serve` takes nats-server's own flags, so they are not parsed here."""
 
 from __future__ import annotations
 
+import signal
 import sys
+from typing import NoReturn
 
 import click
 
@@ -89,4 +91,10 @@ def main() -> None:
         from broker.cli.serve import serve
 
         sys.exit(serve(sys.argv[2:]))
+    signal.signal(signal.SIGTERM, _end)
     cli()
+
+
+def _end(*_: object) -> NoReturn:
+    """As Ctrl-C: commands remove what is half-written."""
+    raise SystemExit(128 + signal.SIGTERM)

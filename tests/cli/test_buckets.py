@@ -18,7 +18,7 @@ from broker.cli.connect.blocking import connected
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import Destination
 from broker.cli.interrupts import end_between_steps
-from broker.cli.main import cli
+from broker.cli.main import cli, main
 from broker.local import LocalCluster
 from tests.support.clients import open_client
 from tests.support.clusters import run
@@ -168,6 +168,33 @@ def test_an_interrupted_put_leaves_the_older_file_and_nothing_else(
     jetraft(url, "object", "get", "I", "file", "--output", str(tmp_path / "out"))
     assert (tmp_path / "out").read_bytes() == b"older"
     jetraft(url, "object", "rm", "I")
+
+
+def test_an_ended_get_leaves_nothing(
+    ours: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM, as `kill` sends it, while the file is written."""
+    url, target = ours.urls[0], tmp_path / "out"
+    (tmp_path / "in").write_bytes(b"x" * 1000)
+    jetraft(url, "object", "add", "E")
+    jetraft(url, "object", "put", "E", str(tmp_path / "in"), "--name", "file")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def killed(*_: object, **__: object) -> None:
+        assert len(list(tmp_path.glob(".jetraft-*/partial"))) == 1
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("broker.cli.buckets.object_store.get_object", killed)
+    words = ["jetraft", "object", "get", "E", "file", "--output", str(target), "-s", url]
+    monkeypatch.setattr("sys.argv", words)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert [one.name for one in tmp_path.iterdir() if one.name != "config"] == ["in"]
+    jetraft(url, "object", "rm", "E")
 
 
 def test_a_damaged_object_is_not_written(url: str, tmp_path: Path) -> None:
