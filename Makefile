@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # What a node and the command need, and everything: Spark, tests, checks.
 NODE := $(VENV)/.node
 STAMP := $(VENV)/.installed
+NEEDED := import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'])
 # Processes that run tests side by side. One process runs a whole file, in order; the longest files
 # start first (tests/conftest.py lists them). More than two for two cores: tests of clusters
 # wait for elections, timeouts and starting processes.
@@ -45,11 +46,15 @@ bench-peers: $(STAMP) codecs ## compare with nats-server: same client, runs in t
 codecs: $(STAMP)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
+# The codecs are compiled while the packages are downloaded.
 $(NODE): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint requirements.lock cython setuptools
+	$(BIN)/python setup.py --quiet build_ext --inplace & compiling=$$!; \
+		$(BIN)/pip install --quiet --constraint requirements.lock $$($(BIN)/python -c "$(NEEDED)"); \
+		installed=$$?; wait $$compiling && exit $$installed
 	# compat: a plain path entry, because Spark finds data sources by walking sys.path
-	$(BIN)/pip install --quiet --constraint requirements.lock --no-build-isolation \
+	JETRAFT_COMPILED=yes $(BIN)/pip install --quiet --no-deps --no-build-isolation \
 		--config-settings editable_mode=compat --editable .
 	touch $(NODE)
 

@@ -6,6 +6,7 @@ for an installed package: where PYTHONDONTWRITEBYTECODE is set, compiling them a
 longer than everything else that `jetraft serve` does before it is ready."""
 
 import compileall
+import os
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -28,7 +29,11 @@ COMPILED = (
 
 
 class BuildInPlace(build_ext):
-    """build_ext that leaves bytecode in a source tree."""
+    """build_ext that keeps all cores busy, and leaves bytecode in a source tree."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def run(self) -> None:
         super().run()
@@ -39,7 +44,10 @@ class BuildInPlace(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildInPlace},
-    ext_modules=cythonize(
+    # make has compiled them in place, and pip need not do so again.
+    ext_modules=[]
+    if "JETRAFT_COMPILED" in os.environ
+    else cythonize(
         [
             Extension(name, [name.replace(".", "/") + ".pyx"], extra_compile_args=["-O3"])
             for name in COMPILED
