@@ -58,12 +58,14 @@ def test_image_runs_as_an_unprivileged_user() -> None:
     assert final.index(("USER", "10001:10001")) > last_run
 
 
-def test_versions_come_from_the_lock_file_and_the_base_can_be_pinned() -> None:
+def test_versions_come_from_the_lock_file_and_the_base_has_a_digest() -> None:
     steps = instructions()
     assert any(
         "pip wheel" in rest and "--constraint requirements.lock" in rest for _, rest in steps
     )
     assert {rest.split()[0] for name, rest in steps if name == "FROM"} == {"${PYTHON_IMAGE}"}
+    (base,) = [rest for name, rest in steps if name == "ARG"]
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.\d+\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
 
 
 def test_entry_point_is_in_exec_form() -> None:
