@@ -45,7 +45,8 @@ LONG_FIRST = (
 )
 # Files that run in the same process, one after the other: they share a Spark session, whose start
 # and first query take as long as all the others.
-TOGETHER = {"tests/spark/test_cluster.py": "spark", "tests/spark/test_source.py": "spark"}
+WITH_SPARK = ("test_cluster", "test_operator_login", "test_orders", "test_source")
+TOGETHER = {f"tests/spark/{name}.py": "spark" for name in WITH_SPARK}
 
 
 def pytest_collection_finish() -> None:

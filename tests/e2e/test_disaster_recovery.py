@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -19,9 +18,10 @@ from tests.support.clusters import connect, eventually, run
 Sites = tuple[LocalCluster, LocalCluster]
 
 
-@pytest.fixture
-def sites(tmp_path: Path) -> Iterator[Sites]:
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """Two clusters of three that know each other as remotes `home` and `away`."""
+    place = tmp_path_factory.mktemp("sites")
     ports = free_ports(18)
     halves = {"home": ports[:9], "away": ports[9:]}
     urls = {
@@ -33,7 +33,7 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
         remote = other[name]
         quoted = ", ".join(f'"{url}"' for url in urls[remote])
         return LocalCluster(
-            tmp_path / name, name=name, ports=halves[name],
+            place / name, name=name, ports=halves[name],
             jetstream=f"remotes {{ {remote} {{ urls: [{quoted}] }} }}",
         )  # fmt: skip
 
