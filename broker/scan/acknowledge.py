@@ -5,7 +5,7 @@ May not touch: which sequence that is (the checkpoint of the query), sockets (li
 The consumer gets headers only. What is pulled beyond the sequence is given back (-NAK). If a
 connection is lost, what was pulled and not acknowledged comes again after ACK_WAIT_S and is
 acknowledged next time.
-Spec: docs/spark.md, "Streams that forget"."""
+Spec: docs/spark.md, "Streams with interest or workqueue retention"."""
 
 from __future__ import annotations
 
