@@ -143,7 +143,7 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "pause forgotten at a restart": BrokerBug(
         "a pause is part of a checkpoint",
         (Replacement(Consumer, "decode", _forget_pauses),),
-        found_by=35,
+        found_by=53,
         workloads=CHANGED,
         faults=("kill", "stop"),
     ),
@@ -184,7 +184,7 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "served while its deletion is under way": BrokerBug(
         "a consumer whose deletion was proposed serves nobody",
         (Replacement(Delivery, "_check_idle", _serve_to_the_end),),
-        found_by=0,
+        found_by=31,
         workloads=INACTIVE,
         faults=("slow disk",),
     ),
