@@ -42,6 +42,7 @@ def pull_expiry_s(payload: bytes, *, now_s: float) -> float | None:
 class WaitingPulls:
     # By node and reply subject: the group that was asked, and when the request expires.
     _waiting: dict[NodeId, dict[bytes, tuple[int, float]]] = field(default_factory=dict)
+    _full_until: dict[NodeId, float] = field(default_factory=dict)  # none expires earlier
 
     def sent(self, to: NodeId, group: int, reply: bytes, payload: bytes, *, now_s: float) -> None:
         """Remember a request. Whether it was served is not tracked: a needless 409 only makes the
@@ -51,10 +52,13 @@ class WaitingPulls:
             return
         waiting = self._waiting.setdefault(to, {})
         if len(waiting) >= WAITING_MAX:
+            if now_s < self._full_until.get(to, now_s):
+                return
             expired = [reply for reply, (_, end) in waiting.items() if end <= now_s]
             for ended in expired:
                 del waiting[ended]
             if not expired:
+                self._full_until[to] = min(end for _, end in waiting.values())
                 return
         waiting[reply] = (group, expiry_s)
 
@@ -62,4 +66,5 @@ class WaitingPulls:
         """The node is disconnected: group and reply subject of each request that still waited
         there."""
         waiting = self._waiting.pop(node, {})
+        self._full_until.pop(node, None)
         return [(group, reply) for reply, (group, expiry) in waiting.items() if expiry > now_s]

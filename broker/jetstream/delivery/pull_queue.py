@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Annotated, Final
 
 import msgspec
@@ -22,6 +22,9 @@ from broker.jetstream.times import go_duration
 
 PRIORITIES: Final = 10
 HEARTBEAT_NS_MIN: Final = 10_000_000  # shorter intervals are raised to this
+# Of one consumer, whatever its max_waiting: every request and every message may look at all.
+WAITING_MAX: Final = 10_000
+_TIMERS_SLACK: Final = 1024  # the heap is rebuilt above twice the number of requests plus this
 
 NO_MESSAGES: Final = "404 No Messages"
 REQUESTS_PENDING: Final = "408 Requests Pending"
@@ -220,12 +223,13 @@ class PullQueue:
     __slots__ = ("_levels", "_serial", "_timers", "capacity", "size")
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
+        self.capacity = min(capacity if capacity > 0 else MAX_WAITING_DEFAULT, WAITING_MAX)
         # By priority, in its order. Most consumers use one, many none: a deque takes 760 bytes.
         self._levels: dict[int, deque[PullRequest]] = {}
         self.size = 0  # requests that are not closed
         # When to check a request again: its heartbeat or its expiry. A heartbeat postponed by a
-        # delivery stays here under its old time, and is armed again when that time comes.
+        # delivery stays here under its old time, and is armed again when that time comes. A request
+        # that was served stays here as well: it may have asked to wait for hours.
         self._timers: list[tuple[int, int, PullRequest]] = []
         self._serial = 0
 
@@ -358,3 +362,6 @@ class PullQueue:
         if at:
             self._serial += 1
             heappush(self._timers, (at, self._serial, request))
+            if len(self._timers) > 2 * self.size + _TIMERS_SLACK:
+                self._timers = [one for one in self._timers if not one[2].closed]
+                heapify(self._timers)

@@ -30,6 +30,8 @@ from broker.jetstream.delivery.pull_queue import (
 from broker.store.block.codec import Rows
 
 FLOW_CONTROL_REQUEST: Final = status("100 FlowControl Request")
+SWEPT_AT_ONCE: Final = 512  # requests whose replies are looked up for every new request
+SWEPT_EVERY_NS: Final = 100_000_000  # for more of them
 
 
 class Receivers(Protocol):
@@ -88,6 +90,7 @@ class PullReceivers:
         self._effects = effects
         self._has_interest = has_interest
         self._listening: set[bytes] = set()  # replies found to have interest in this pump
+        self._swept = (0, 0)  # when, and how many requests were left
         self._now = 0
         self._set_pin()
 
@@ -185,9 +188,14 @@ class PullReceivers:
         self._effects += self.waiting.due(now, self._heartbeat)
 
     def sweep(self, now: int) -> None:
-        """Drop requests that have expired or whose reply subject has no subscriber."""
+        """Drop requests that have expired or whose reply subject has no subscriber. Of many that
+        were looked at a moment ago only the expired ones: a client may send requests faster."""
         self.due(now)
+        at, left = self._swept
+        if now - at < SWEPT_EVERY_NS and left > SWEPT_AT_ONCE:
+            return
         self.waiting.prune(self._has_interest)
+        self._swept = now, self.waiting.size
 
     def next_deadline(self, pumped_at: int) -> int | None:
         at = self.waiting.next_deadline()
