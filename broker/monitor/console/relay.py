@@ -3,13 +3,17 @@
 Owns: the connection, its inbox, and the requests that wait for an answer.
 May not touch: what the requests mean; the rules of the user hold as on the client port.
 Spec: NATS client protocol.
-Bounds: WAITING_MAX requests without an answer, PAYLOAD_MAX bytes each."""
+Bounds: WAITING_MAX requests without an answer, PAYLOAD_MAX bytes each. While more than HELD_MAX
+bytes of answers are on their way to the page, nothing more is read from the server: a page that
+does not read is a slow consumer like any other."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -20,6 +24,7 @@ from broker.server.listeners.internal_client import connect_with
 
 WAITING_MAX = 128
 PAYLOAD_MAX = 64 * 1024
+HELD_MAX = 256 * 1024
 SIGN_IN_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 10.0
 CREDENTIALS = ("user", "pass", "auth_token", "jwt", "nkey", "sig")
@@ -54,6 +59,9 @@ class ConsoleRelay:
         # By the last token of the reply: subject, answer.
         self._waiting: dict[bytes, tuple[str, asyncio.Future[bytes]]] = {}
         self._last = 0
+        self._held = 0  # bytes of answers that the page has not taken yet
+        self._room = asyncio.Event()
+        self._room.set()
 
     async def info(self) -> dict[str, Any]:
         """The INFO of the server. Raises RelayClosed."""
@@ -79,6 +87,7 @@ class ConsoleRelay:
     async def receive(self) -> None:
         """Take answers until the server closes the connection. Raises RelayClosed."""
         while True:
+            await self._room.wait()
             line = await self._line()
             words = line.split(b" ")
             if words[0] in (b"MSG", b"HMSG"):
@@ -90,8 +99,9 @@ class ConsoleRelay:
             elif line.startswith(b"-ERR"):
                 self._refused(_reason(line))
 
-    async def request(self, subject: str, payload: bytes) -> bytes:
-        """Raises RequestFailed."""
+    @asynccontextmanager
+    async def request(self, subject: str, payload: bytes) -> AsyncIterator[bytes]:
+        """The answer, which counts as held until the end of the block. Raises RequestFailed."""
         if len(self._waiting) >= WAITING_MAX or len(payload) > PAYLOAD_MAX:
             raise RequestFailed("too much at once")
         self._last += 1
@@ -103,11 +113,15 @@ class ConsoleRelay:
         self._writer.write(head + payload + b"\r\n")
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                return await answer
+                body = await answer
         except TimeoutError as error:
             raise RequestFailed("no answer within 10 seconds") from error
+        else:
+            yield body
         finally:
             self._waiting.pop(number, None)
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._hold(-len(answer.result()))
 
     def close(self) -> None:
         self._writer.close()
@@ -120,6 +134,14 @@ class ConsoleRelay:
             answer.set_exception(RequestFailed("nobody answers this request here"))
         else:
             answer.set_result(payload)
+            self._hold(len(payload))
+
+    def _hold(self, count: int) -> None:
+        self._held += count
+        if self._held > HELD_MAX:
+            self._room.clear()
+        else:
+            self._room.set()
 
     def _refused(self, reason: str) -> None:
         """The rules of the user forbid a publish: requests with its subject fail at once."""

@@ -7,13 +7,17 @@ what allowed.py leaves out.
 Frames, one JSON object each. The server begins with {"nonce", "auth_required", "admin", "server"}.
 The page answers {"login": {...}} and gets {"signed_in": true} or {"refused": reason}. Then it sends
 {"id", "subject", "payload"} and gets {"id", "answer"} or {"id", "error"}.
-Bounds: SESSIONS_MAX sessions, FRAME_MAX bytes per frame; a session is closed when nobody has signed
-in after SIGN_IN_WITHIN_S."""
+Bounds: SESSIONS_MAX sessions, FRAME_MAX bytes per frame. As many again may be signing in, for
+SIGN_IN_WITHIN_S each; one more closes the oldest of them: nobody needs credentials for that, so it
+must not keep out who has some."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -32,6 +36,8 @@ HEARTBEAT_S = 20.0
 IN_FLIGHT_MAX = 64  # requests of one session; more wait in its socket
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Names that nobody on the Internet can point to an address of his choice.
+_PRIVATE = (".localhost", ".local", ".internal", ".svc", ".lan", ".home.arpa", ".test")
 
 
 class _Request(msgspec.Struct):
@@ -51,35 +57,48 @@ class ConsoleSessions:
         self._clients = clients
         self._admin = admin
         self._open = 0
+        self._signing_in: dict[int, web.Request] = {}  # by id(), the oldest first
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        reason = refusal(self._clients.settings.options, request)
-        if reason is None and self._open >= SESSIONS_MAX:
-            reason = f"{SESSIONS_MAX} consoles are open already"
+        settings = self._clients.settings
+        anonymous = settings.authenticator.anonymous() is not None
+        reason = refusal(settings.options, request, anonymous=anonymous)
         if reason is not None:
             return web.Response(status=403, text=f"{reason}\n")
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=FRAME_MAX)
-        self._open += 1
+        while len(self._signing_in) >= SESSIONS_MAX:
+            oldest = self._signing_in.pop(next(iter(self._signing_in)))
+            if oldest.transport is not None:
+                oldest.transport.abort()
+        self._signing_in[id(request)] = request
         try:
             await socket.prepare(request)
-            await self._serve(socket, request.remote or "")
+            await self._serve(socket, request)
         finally:
-            self._open -= 1
+            self._signing_in.pop(id(request), None)
         return socket
 
-    async def _serve(self, socket: web.WebSocketResponse, host: str) -> None:
-        relay = ConsoleRelay(ConsoleProfile(self._clients), (host, 0))
+    async def _serve(self, socket: web.WebSocketResponse, request: web.Request) -> None:
+        relay = ConsoleRelay(ConsoleProfile(self._clients), (request.remote or "", 0))
         try:
             if await self._signed_in(socket, relay):
-                async with asyncio.TaskGroup() as tasks:
-                    receiving = tasks.create_task(self._receive(socket, relay), name="console")
-                    await self._requests(socket, relay, tasks)
-                    receiving.cancel()
+                self._signing_in.pop(id(request), None)
+                await self._serve_signed_in(socket, relay)
         finally:
             relay.close()
             await socket.close()
+
+    async def _serve_signed_in(self, socket: web.WebSocketResponse, relay: ConsoleRelay) -> None:
+        self._open += 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                receiving = tasks.create_task(self._receive(socket, relay), name="console")
+                await self._requests(socket, relay, tasks)
+                receiving.cancel()
+        finally:
+            self._open -= 1
 
     async def _signed_in(self, socket: web.WebSocketResponse, relay: ConsoleRelay) -> bool:
         try:
@@ -97,6 +116,8 @@ class ConsoleSessions:
                 return False
             login = msgspec.json.decode(message.data, type=_Login).login
             await relay.sign_in(login)
+            if self._open >= SESSIONS_MAX:
+                raise RelayClosed(f"{SESSIONS_MAX} consoles are open already")
         except (RelayClosed, TimeoutError, msgspec.DecodeError, RecursionError) as error:
             await socket.send_bytes(msgspec.json.encode({"refused": str(error) or "too late"}))
             return False
@@ -132,29 +153,52 @@ class ConsoleSessions:
         asked: _Request,
         slots: asyncio.Semaphore,
     ) -> None:
-        frame: dict[str, Any] = {"id": asked.id}
         try:
             if not may_request(asked.subject, admin=self._admin):
                 raise RequestFailed("the console of this server may only look (console { admin })")
-            answer = await relay.request(asked.subject, asked.payload.encode())
-            frame["answer"] = answer.decode(errors="replace")
+            async with relay.request(asked.subject, asked.payload.encode()) as answer:
+                await _send(socket, {"id": asked.id, "answer": answer.decode(errors="replace")})
         except RequestFailed as error:
-            frame["error"] = str(error)
+            await _send(socket, {"id": asked.id, "error": str(error)})
         finally:
             slots.release()
-        if not socket.closed:
+
+
+async def _send(socket: web.WebSocketResponse, frame: dict[str, Any]) -> None:
+    """Returns when the page has taken most of it."""
+    if not socket.closed:
+        with suppress(ConnectionError):  # it has gone: the session ends by that
             await socket.send_bytes(msgspec.json.encode(frame))
 
 
-def refusal(options: Options, request: web.Request) -> str | None:
-    """Why nobody may sign in over this request; None: it is fine."""
+def refusal(options: Options, request: web.Request, *, anonymous: bool) -> str | None:
+    """Why nobody may sign in over this request; None: it is fine. `anonymous`: whether clients
+    without credentials are admitted."""
     scheme, _, origin = request.headers.get("Origin", "").partition("://")
     # A page of another site, in the same browser.
     if scheme not in ("http", "https") or origin != request.host:
         return "the console answers its own page only"
+    if anonymous and not _is_private(request.host):
+        # Such a page again, whose name has come to mean an address of this server.
+        return "without users the console is opened by address or by a local name"
     tls = options.tls
     if tls is not None and tls.verify:
         return "clients of this server need certificates, which the console cannot present"
     if tls is not None and not request.secure and request.remote not in _LOOPBACK:
         return "clients of this server need TLS: use the console over https_port"
     return None
+
+
+def _is_private(authority: str) -> bool:
+    """Whether a Host header names an address, or something that only this network knows."""
+    try:
+        name = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if "." not in name and ":" not in name:
+        return bool(name)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.endswith(_PRIVATE)
+    return True

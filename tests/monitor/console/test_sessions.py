@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from broker.config.options import (
     SubjectRules,
     User,
 )
-from broker.monitor.console import routes
+from broker.monitor.console import routes, sessions
 from broker.monitor.console.allowed import CHANGING, READING, may_request
 from broker.monitor.console.nodes import nodes
+from broker.monitor.console.relay import ConsoleProfile, ConsoleRelay
 from broker.server.server import Server
 from tests.monitor.documents.test_http import HTTP, http_port
 from tests.support.server import RawClient, run, running, until
@@ -61,9 +62,9 @@ class Console:
 
 
 @asynccontextmanager
-async def session(server: Server, origin: str = "") -> AsyncIterator[Console]:
+async def session(server: Server, origin: str = "", host: str = "") -> AsyncIterator[Console]:
     where = f"127.0.0.1:{http_port(server)}"
-    headers = {"Origin": origin or f"http://{where}"}
+    headers = {"Origin": origin or f"http://{where}"} | ({"Host": host} if host else {})
     async with (
         ClientSession() as client,
         client.ws_connect(f"http://{where}/console/session", headers=headers) as socket,
@@ -137,6 +138,96 @@ def test_a_page_of_another_site_is_refused(tmp_path: Path) -> None:
                     async with session(server, origin=origin):
                         pytest.fail("another site signed in")
                 assert refused.value.status == 403, origin
+
+    run(test())
+
+
+def test_without_users_a_name_of_the_internet_is_refused(tmp_path: Path) -> None:
+    """Its owner can let it mean an address of this server, and his page is then of this origin."""
+
+    async def test() -> None:
+        async with node(tmp_path / "a") as server:
+            for host in ("evil.example", "evil.example:8222", "127.0.0.1.evil.example"):
+                with pytest.raises(WSServerHandshakeError) as refused:
+                    async with session(server, origin=f"http://{host}", host=host):
+                        pytest.fail("another site signed in")
+                assert refused.value.status == 403, host
+            for host in (
+                "localhost:1",
+                "n-0",
+                "n.default.svc",
+                "n.ns.svc.cluster.local",
+                "[::1]:1",
+            ):
+                async with session(server, origin=f"http://{host}", host=host) as console:
+                    assert "nonce" in await console.frame()
+        host = "nats.example"
+        async with (
+            node(tmp_path / "b", authorization=Authorization(users=USERS)) as server,
+            session(server, origin=f"http://{host}", host=host) as console,
+        ):
+            assert "nonce" in await console.frame()
+
+    run(test())
+
+
+def test_who_never_signs_in_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "SESSIONS_MAX", 2)
+
+    async def test() -> None:
+        async with node(tmp_path) as server, AsyncExitStack() as pages:
+
+            async def page() -> Console:
+                console = await pages.enter_async_context(session(server))
+                await console.frame()
+                return console
+
+            silent = [await page() for _ in range(2)]
+            for _ in range(2):
+                assert await (await page()).sign_in() == {"signed_in": True}
+            assert (await silent[0].socket.receive(timeout=10)).type is WSMsgType.CLOSED
+            assert "open already" in (await (await page()).sign_in())["refused"]
+
+    run(test())
+
+
+def test_a_page_that_does_not_take_its_answers_gets_no_more(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as server:
+            one = await RawClient.open(server)
+            config = json.dumps({"name": "S", "subjects": ["s"]}).encode()
+            for subject, body in ((b"$JS.API.STREAM.CREATE.S", config), (b"s", bytes(300_000))):
+                one.send(b"SUB in 1\r\nPUB %b in %d\r\n%b\r\n" % (subject, len(body), body))
+                while not (await one.line()).startswith(b"MSG in "):
+                    pass
+            one.close()
+            await until(lambda: not server.connections)
+            relay = ConsoleRelay(ConsoleProfile(server.clients), ("127.0.0.1", 0))
+            await relay.info()
+            await relay.sign_in({})
+            (page,) = server.connections.values()
+            taken, release = 0, asyncio.Event()
+
+            async def request() -> None:
+                nonlocal taken
+                async with relay.request("$JS.API.STREAM.MSG.GET.S", b'{"seq":1}') as answer:
+                    assert len(answer) > 300_000
+                    taken += 1
+                    await release.wait()
+
+            async with asyncio.TaskGroup() as tasks:
+                receiving = tasks.create_task(relay.receive())
+                asked = [tasks.create_task(request()) for _ in range(4)]
+                await until(lambda: page.client.out_msgs >= 4)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                assert taken == 1
+                release.set()
+                await asyncio.gather(*asked)
+                receiving.cancel()
+            relay.close()
 
     run(test())
 
