@@ -140,6 +140,7 @@ class JetStream:
             status=node.host.status,
             member_name=node.members.name,
             spawn=node.spawn,
+            turns=server.turns,
         )
         self._writes = WriteService(
             router=server.router,
@@ -151,6 +152,7 @@ class JetStream:
             bounds=node.usage.bounds,
             disk_refuses=node.admission.disk_refuses,
             spawn=node.spawn,
+            turns=server.turns,
         )
         self._accounts = self._jetstream_accounts()
         self._build_monitor()

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from broker.scan.protocol import EDGES_MAX
 from broker.store.segments import Segments
+from broker.subjects import Steps
+
+STEP_EDGES = 512
 
 
-def edges(segments: Segments, *, first: int, behind: int, piece_bytes: int) -> tuple[int, ...]:
+def edges(
+    segments: Segments, *, first: int, behind: int, piece_bytes: int
+) -> Steps[tuple[int, ...]]:
     """The sequences, ascending and inside the range, at which a new piece begins. The last piece
     takes what is left when there are too many."""
     found: list[int] = []
@@ -30,6 +35,8 @@ def edges(segments: Segments, *, first: int, behind: int, piece_bytes: int) -> t
             found.append(cut)
             if len(found) == EDGES_MAX:
                 return tuple(found)
+            if not len(found) % STEP_EDGES:
+                yield
             low, room = cut, piece_bytes
         room = max(room - segment.live_size * (high - low) // width, 0)
     return tuple(found)

@@ -27,10 +27,16 @@ class Patterns:
     def __init__(self, patterns: Iterable[bytes]) -> None:
         self._root = _Node()
         for pattern in patterns:
-            node = self._root
-            for token in pattern.split(b"."):
-                node = node.children.setdefault(token, _Node())
-            node.pattern = pattern
+            self.add(pattern)
+
+    def add(self, pattern: bytes) -> None:
+        node = self._root
+        for token in pattern.split(b"."):
+            found = node.children.get(token)
+            if found is None:
+                found = node.children[token] = _Node()
+            node = found
+        node.pattern = pattern
 
     def take(self, subject: bytes) -> bool:
         """Does some pattern of the set match this literal subject?"""

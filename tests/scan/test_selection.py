@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker.scan.admission import BlockMemory
 from broker.scan.arrow import arrow_schema, batch_of, header_lists, stored_columns
-from broker.scan.byte_cuts import edges
+from broker.scan.byte_cuts import STEP_EDGES, edges
 from broker.scan.columns import read_columns
 from broker.scan.projection import COLUMNS, omitted_by, only_sequences, projected
 from broker.scan.protocol import (
@@ -27,6 +27,7 @@ from broker.store.block.block_format import BlockDamaged
 from broker.store.block.codec import BlockBuilder
 from broker.store.encryption.directory_cipher import DirectoryCipher
 from broker.store.state_keys import BLOCK, key
+from broker.subjects import finish
 from tests.store.test_block_files import Disk
 from tests.support.scan_peers import START_NS, Store, block_of, data_of, subject_of
 
@@ -277,7 +278,7 @@ def test_memory_is_used_again_unless_something_refers_to_it() -> None:
 def test_a_range_is_cut_by_bytes() -> None:
     store = Store.filled(3000, block_rows=200)
     piece = store.bytes // 10
-    cuts = edges(store.segments, first=1, behind=3001, piece_bytes=piece)
+    cuts = finish(edges(store.segments, first=1, behind=3001, piece_bytes=piece))
     assert len(cuts) in (9, 10)
     sizes = [
         sum(
@@ -289,9 +290,15 @@ def test_a_range_is_cut_by_bytes() -> None:
     ]
     assert all(size <= piece * 1.3 for size in sizes)
     assert all(size >= piece * 0.7 for size in sizes[:-1])
-    tiny = edges(store.segments, first=100, behind=110, piece_bytes=1)
+    tiny = finish(edges(store.segments, first=100, behind=110, piece_bytes=1))
     assert tiny == tuple(range(101, 110))  # a message is never cut
-    assert edges(store.segments, first=5000, behind=6000, piece_bytes=10) == ()
+    assert finish(edges(store.segments, first=5000, behind=6000, piece_bytes=10)) == ()
+
+
+def test_many_cuts_are_made_in_steps() -> None:
+    store = Store.filled(3000, block_rows=200)
+    steps = sum(1 for _ in edges(store.segments, first=1, behind=3001, piece_bytes=1))
+    assert steps == 2999 // STEP_EDGES
 
 
 def test_a_plan_request_survives_the_wire_and_bad_ones_are_told() -> None:

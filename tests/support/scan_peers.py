@@ -27,6 +27,7 @@ from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.routing.fair_queue import FairQueue
 from broker.store.block.codec import BlockBuilder
 from broker.store.messages import MessageStore
+from broker.subjects import finish
 from broker.wire import ClientParser, Op
 from tests.support.listener import Listener
 
@@ -239,11 +240,13 @@ class Cluster:
             messages=store.messages,
             bytes=store.bytes,
             seqs=tuple(store.first_at_time(t) or store.last_seq + 1 for t in request.times),
-            edges=edges(
-                store.segments,
-                first=request.first,
-                behind=request.behind,
-                piece_bytes=request.piece_bytes,
+            edges=finish(
+                edges(
+                    store.segments,
+                    first=request.first,
+                    behind=request.behind,
+                    piece_bytes=request.piece_bytes,
+                )
             )
             if request.piece_bytes
             else (),

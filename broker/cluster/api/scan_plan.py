@@ -9,6 +9,7 @@ Spec: broker/scan/protocol.py."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -38,8 +39,10 @@ from broker.scan.protocol import (
     encode_plan,
 )
 from broker.scan.readers import ScanReaders, StreamingReader
+from broker.server.routing.fair_queue import Turns
 from broker.store.messages import MessageStore
-from broker.subjects import Subscription, has_wildcard
+from broker.subjects import Steps, Subscription, has_wildcard
+from broker.subjects.steps import STEP_ITEMS
 from raft import GroupId, NodeId, RaftError
 from raft.host.group import GroupStatus
 
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 PLAN_WITHIN_S: Final = 5.0
 WAITING_MAX: Final = 64  # requests that wait for a message; others are answered at once
+UNDER_WAY_MAX: Final = 256  # requests of one account on one node; beyond it the answer is 503
 WAIT_STEP_S: Final = 0.025
 
 _encode = msgspec.json.encode
@@ -66,8 +70,10 @@ class PlanService:
     status: Callable[[GroupId], GroupStatus]
     member_name: Callable[[NodeId], str]
     spawn: Callable[[Awaitable[None], str], object]
+    turns: Turns
     scan_readers: ScanReaders = field(default_factory=ScanReaders)
     waiting: int = 0
+    under_way: Counter[str] = field(default_factory=Counter)  # by account
 
     def start(self) -> None:
         self.calls.rpc.register("plan", self._serve_plan)
@@ -76,10 +82,27 @@ class PlanService:
         return StreamRequestSink(PLAN_SUBJECT, self.take).subscriptions(account)
 
     def take(self, asked: StreamRequest) -> None:
-        if asked.reply:
-            self.spawn(self._answer(asked), "scan plan")
+        if not asked.reply:
+            return
+        if self.under_way[asked.account] >= UNDER_WAY_MAX:
+            self._reply(asked, _unavailable())
+            return
+        self.under_way[asked.account] += 1
+        self.spawn(self._answer(asked), "scan plan")
 
     async def _answer(self, asked: StreamRequest) -> None:
+        try:
+            body = await self._planned(asked)
+        finally:
+            self.under_way[asked.account] -= 1
+            if not self.under_way[asked.account]:
+                del self.under_way[asked.account]
+        self._reply(asked, body)
+
+    def _reply(self, asked: StreamRequest, body: bytes) -> None:
+        self.router.publish(self.account(asked.account), asked.reply, b"", b"", body)
+
+    async def _planned(self, asked: StreamRequest) -> bytes:
         account, stream, request = asked.account, asked.stream, asked.body
         try:
             if not may_scan(asked.rules, stream):
@@ -91,12 +114,11 @@ class PlanService:
             # An earlier version knows a question of two words only, and no request.
             words = (account, stream, request.decode()) if request else (account, stream)
             question = msgspec.msgpack.encode(words)
-            body = await self.calls.call(assignment.group, "plan", question, within_s=PLAN_WITHIN_S)
+            return await self.calls.call(assignment.group, "plan", question, within_s=PLAN_WITHIN_S)
         except JetStreamError as refused:
-            body = _encode({"error": to_wire(refused.body())})
+            return _encode({"error": to_wire(refused.body())})
         except (CallFailed, RaftError, TimeoutError):
-            body = _encode({"error": to_wire(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL).body())})
-        self.router.publish(self.account(account), asked.reply, b"", b"", body)
+            return _unavailable()
 
     async def _serve_plan(self, _peer: NodeId, body: bytes) -> bytes:
         account, stream, *more = _asked.decode(body)
@@ -106,6 +128,8 @@ class PlanService:
         if request.wait_ms and self.waiting < WAITING_MAX:
             replica = await self._wait_for_more(replica, account, request)
         store = replica.stream.store
+        seqs, cuts = await self.turns.run(_positions(store, request), account)
+        matching = await self.turns.run(_matching(store, request.subjects), account)
         if request.reader:
             self.scan_readers.seen(
                 StreamingReader(
@@ -134,9 +158,9 @@ class PlanService:
             last_seq=store.last_seq,
             messages=store.messages,
             bytes=store.bytes,
-            seqs=tuple(store.first_at_time(t) or store.last_seq + 1 for t in request.times),
-            edges=_edges(store, request),
-            matching=_matching(store, request.subjects),
+            seqs=seqs,
+            edges=cuts,
+            matching=matching,
             replicas=tuple(replicas),
             retention=replica.stream.config.retention.value,
         )
@@ -184,20 +208,38 @@ def _checked(request: bytes) -> None:
         raise JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=refused.message) from refused
 
 
-def _matching(store: MessageStore, subjects: tuple[str, ...]) -> int:
+def _unavailable() -> bytes:
+    return _encode({"error": to_wire(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL).body())})
+
+
+def _matching(store: MessageStore, subjects: tuple[str, ...]) -> Steps[int]:
     """As the index tells for subjects without wildcards; see ScanPlan."""
     names = {subject.encode() for subject in subjects}
     if not names or any(map(has_wildcard, names)):
         return -1
-    return sum(entry.count for entry in map(store.index.get, names) if entry is not None)
+    count = 0
+    for at, name in enumerate(names):
+        entry = store.index.get(name)
+        count += entry.count if entry is not None else 0
+        if at % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
+    return count
 
 
-def _edges(store: MessageStore, request: PlanRequest) -> tuple[int, ...]:
+def _positions(
+    store: MessageStore, request: PlanRequest
+) -> Steps[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The sequences of the times, each of which may read a block, and those of the pieces."""
+    seqs: list[int] = []
+    for moment in request.times:
+        seqs.append(store.first_at_time(moment) or store.last_seq + 1)
+        yield
     if not request.piece_bytes:
-        return ()
-    return edges(
+        return tuple(seqs), ()
+    cuts = yield from edges(
         store.segments,
         first=max(request.first, 1),
         behind=request.behind,
         piece_bytes=request.piece_bytes,
     )
+    return tuple(seqs), cuts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,20 +30,25 @@ from broker.jetstream.publish.writers import WriterAnswer
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.strict_json import SEQUENCE_MAX, to_wire
 from broker.scan.protocol import WRITE_SUBJECT, WriteHead
+from broker.server.routing.fair_queue import Turns
+from broker.server.routing.reserved_subjects import closed_target
 from broker.store.block.codec import Block, BlockDamaged
-from broker.subjects import PublishRules, Subscription
+from broker.subjects import PublishRules, Steps, Subscription
 from broker.subjects.grammar import valid_subject
 from broker.subjects.patterns import Patterns
+from broker.subjects.steps import STEP_ITEMS
 from raft import NodeId, RaftError
 
 if TYPE_CHECKING:
     from broker.accounts import Account
 
 WRITE_WITHIN_S: Final = 10.0
-WRITER_CHARS_MAX: Final = 256
+WRITER_BYTES_MAX: Final = 256  # of a name, which a stream remembers (writers.py, WRITERS_MAX)
 HELD_BYTES_MAX: Final = 64 << 20  # per account and node; beyond it the answer is 503: try again
 HEAD_BYTES_MAX: Final = 4096  # of the line before a block
-REQUEST_BYTES: Final = 1024  # that a request takes besides its body
+# That a request takes besides its body. So an account has a thousand under way at most: each may be
+# a call of another node, and calls are bounded for all accounts together (peers/rpc.py).
+REQUEST_BYTES: Final = 64 << 10
 CAPTURED_BYTES_MAX: Final = 16 << 20  # of remembered subjects; all are forgotten beyond it
 SUBJECT_BYTES: Final = 100  # that a remembered subject takes besides its text
 
@@ -76,9 +81,11 @@ class WriteService:
     bounds: Callable[[Any], Bounds | None]  # of such a replica
     disk_refuses: Callable[[str, str, int], bool]
     spawn: Callable[[Awaitable[None], str], object]
+    turns: Turns
     captured: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
     captured_bytes: int = 0
     held: Counter[str] = field(default_factory=Counter)  # bytes under way, by account
+    order: dict[str, asyncio.Lock] = field(default_factory=dict)  # of its checks
 
     def start(self) -> None:
         self.calls.rpc.register("write", self._serve)
@@ -106,6 +113,7 @@ class WriteService:
             self.held[account] -= len(asked.body) + REQUEST_BYTES
             if not self.held[account]:
                 del self.held[account]
+                self.order.pop(account, None)
         self._reply(account, asked.reply, answer)
 
     def _reply(self, account: str, reply: bytes, answer: bytes) -> None:
@@ -115,7 +123,6 @@ class WriteService:
     async def _write(self, asked: StreamRequest) -> bytes:
         """Repeating the call is safe: that is what watermarks are for."""
         account, stream = asked.account, asked.stream
-        mark, block = _parsed(asked.body)
         assignment = await self.lookup.find(account, stream)
         if self.level() < WRITERS:
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
@@ -123,7 +130,10 @@ class WriteService:
             raise _refused(f"stream {stream} is a mirror")
         if self.disk_refuses(account, stream, assignment.group):
             raise JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
-        self._check_subjects(block, assignment, asked.rules)
+        # One after the other: the blocks of a writer must not overtake each other.
+        async with self.order.setdefault(account, asyncio.Lock()):
+            mark, block = await self.turns.run(_parsing(asked.body), account)
+            await self.turns.run(self._check_subjects(block, assignment, asked.rules), account)
         replica = self.replica(account, stream)
         if replica is not None and replica.is_leading:  # without two copies of the block
             with suppress(CallRefused):
@@ -136,24 +146,19 @@ class WriteService:
 
     def _check_subjects(
         self, block: Block, assignment: Assignment, rules: PublishRules | None
-    ) -> None:
+    ) -> Steps[None]:
         """Raises JetStreamError that names the first subject that is wrong."""
         subjects = block.subject_summary()
+        yield
         captured = self._captured(assignment)
         fresh = [subject for subject in subjects if subject not in captured]
-        patterns = Patterns(assignment.config.subject_patterns) if fresh else None
-        for subject in fresh:
-            shown = subject.decode(errors="replace")
-            if not valid_subject(subject, wildcards=False):
-                raise _refused(f"subject '{shown}' is not valid")
-            if patterns is None or not patterns.take(subject):
-                raise _refused(f"stream {assignment.name} does not capture the subject '{shown}'")
-        captured.update(fresh)
-        self.captured_bytes += sum(map(len, fresh)) + SUBJECT_BYTES * len(fresh)
-        for subject in subjects if rules is not None else ():
-            if rules is not None and not rules.allows(subject):
-                shown = subject.decode(errors="replace")
-                raise _refused(f"no permission to publish to '{shown}'")
+        if fresh:
+            yield from _check_fresh(fresh, assignment)
+            captured = self._captured(assignment)
+            captured.update(fresh)
+            self.captured_bytes += sum(map(len, fresh)) + SUBJECT_BYTES * len(fresh)
+        if rules is not None:
+            yield from _check_rules(block, subjects, rules)
 
     def _captured(self, assignment: Assignment) -> set[bytes]:
         """Subjects that the stream is known to capture, as it is configured now."""
@@ -187,6 +192,48 @@ class WriteService:
         return _encode(answer)
 
 
+def _check_rules(block: Block, subjects: Iterable[bytes], rules: PublishRules) -> Steps[None]:
+    """Raises JetStreamError."""
+    for at, subject in enumerate(subjects):
+        if not rules.allows(subject):
+            raise _closed(subject)
+        if not at % STEP_ITEMS:
+            yield
+    for row in range(block.rows if block.headers_len and block.any_nats_header() else 0):
+        target = closed_target(block.headers(row), rules)
+        if target is not None:
+            raise _closed(target)
+        if not row % STEP_ITEMS:
+            yield
+
+
+def _closed(subject: bytes) -> JetStreamError:
+    return _refused(f"no permission to publish to '{subject.decode(errors='replace')}'")
+
+
+def _check_fresh(subjects: list[bytes], assignment: Assignment) -> Steps[None]:
+    """Raises JetStreamError."""
+    patterns = Patterns(())
+    for at, pattern in enumerate(assignment.config.subject_patterns):
+        patterns.add(pattern)
+        if not at % STEP_ITEMS:
+            yield
+    for at, subject in enumerate(subjects):
+        shown = subject.decode(errors="replace")
+        if not valid_subject(subject, wildcards=False):
+            raise _refused(f"subject '{shown}' is not valid")
+        if not patterns.take(subject):
+            raise _refused(f"stream {assignment.name} does not capture the subject '{shown}'")
+        if not at % STEP_ITEMS:
+            yield
+
+
+def _parsing(body: bytes) -> Steps[tuple[WriterMark, Block]]:
+    """In a turn of the account: the checksum of a megabyte takes a moment."""
+    yield
+    return _parsed(body)
+
+
 def _parsed(body: bytes) -> tuple[WriterMark, Block]:
     """Raises JetStreamError."""
     end = body.find(b"\n", 0, HEAD_BYTES_MAX)
@@ -197,8 +244,8 @@ def _parsed(body: bytes) -> tuple[WriterMark, Block]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BlockDamaged) as wrong:
         raise _refused(f"not a block of a writer: {wrong}") from wrong
     numbers = 0 <= head.epoch <= SEQUENCE_MAX and 0 <= head.row <= SEQUENCE_MAX
-    if not head.writer or len(head.writer) > WRITER_CHARS_MAX or not numbers:
-        raise _refused("a writer needs a name of at most 256 characters, an epoch and a row")
+    if not head.writer or len(head.writer.encode()) > WRITER_BYTES_MAX or not numbers:
+        raise _refused("a writer needs a name of at most 256 bytes, an epoch and a row")
     if block.first_seq or not block.rows:
         raise _refused("a block of a writer has rows, and no sequences")
     return WriterMark(head.writer, head.epoch, head.row), block

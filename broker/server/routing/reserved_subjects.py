@@ -4,7 +4,8 @@ Owns: the prefixes, and the search for them in a run of publishes.
 May not touch: connections; the caller answers the client.
 Spec: nats-server, reserved prefixes; the list is fixed, whatever the server has enabled. Beyond it:
 a user with restricted permissions may name a subject of a service ($JS, $SYS) as reply only if it
-may publish there itself, because whoever answers, the server above all, has other permissions."""
+may publish there itself, because whoever answers, the server above all, has other permissions. The
+same holds for the subject to which it schedules a message."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.subjects import PublishRules
 from broker.wire import ReplyColumn
+from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
     from broker.wire import PubRun
@@ -19,16 +21,18 @@ if TYPE_CHECKING:
 SUBJECTS = (b"_GR_.", b"$NRG.")
 REPLIES = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 SERVICES = (b"$JS.", b"$SYS.")
+# Headers: the server publishes to that subject later, or removes the schedule that is there.
+NAMING = (b"Nats-Schedule-Target", b"Nats-Scheduler")
 
 
 def refusals(run: PubRun, rules: PublishRules | None) -> dict[int, str]:
     """Row -> text of the -ERR. Checked per segment; row by row only where replies differ."""
     suspect = REPLIES if rules is None else REPLIES + SERVICES
-    if len(run) == 1:
+    found = {} if rules is None or not run.has_headers else _closed_targets(run, rules)
+    if len(run) == 1 and not found:
         subject, reply = run.names(0)
         if not subject.startswith(SUBJECTS) and not reply.startswith(suspect):
             return {}
-    found: dict[int, str] = {}
     for subject, start, stop in run.segments():
         if subject.startswith(SUBJECTS):
             text = f'Permissions Violation for Publish to "{_shown(subject)}"'
@@ -40,6 +44,25 @@ def refusals(run: PubRun, rules: PublishRules | None) -> dict[int, str]:
                     text = f'Permissions Violation for Publish with Reply of "{_shown(reply)}"'
                     found[row] = text
     return found
+
+
+def _closed_targets(run: PubRun, rules: PublishRules) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for name in NAMING:
+        for row in run.rows_naming(name.lower()):
+            subject = closed_target(run.message(row)[2], rules)
+            if subject is not None:
+                found[row] = f'Permissions Violation for Publish to "{_shown(subject)}"'
+    return found
+
+
+def closed_target(headers: bytes, rules: PublishRules) -> bytes | None:
+    """The subject for which a header block schedules something, if the user may not publish
+    there."""
+    for name, subject in wire_headers.parse(headers):
+        if name in NAMING and subject and not rules.allows(subject):
+            return subject
+    return None
 
 
 def _is_closed_service(reply: bytes, rules: PublishRules | None) -> bool:

@@ -19,6 +19,7 @@ from broker.cluster.meta.feature_level import WRITERS
 from broker.cluster.stream_requests import StreamLookup
 from broker.jetstream.api.subjects import parse_api_subject
 from broker.scan.protocol import PLAN_SUBJECT, WRITE_SUBJECT, WriteHead, encode_write
+from broker.server.routing.fair_queue import FairQueue
 from broker.store.block.codec import BlockBuilder
 from broker.subjects import Subscription
 from tests.support.cluster_fakes import run, turns
@@ -139,6 +140,7 @@ class LaggingNode:
         nothing = cast(Any, None)
         return PlanService(
             **self._parts,
+            turns=FairQueue(),
             lookup=self._lookup,
             mesh=nothing,
             replicas=nothing,
@@ -150,6 +152,7 @@ class LaggingNode:
     def writes(self) -> WriteService:
         return WriteService(
             **self._parts,
+            turns=FairQueue(),
             lookup=self._lookup,
             level=lambda: WRITERS,
             replica=lambda *_: None,

@@ -14,6 +14,7 @@ from broker.cluster.api.scan_plan import WAITING_MAX, PlanService
 from broker.cluster.peers.rpc import CallRefused
 from broker.jetstream.config.stream_config import Retention
 from broker.scan.protocol import PlanRequest, ScanPlan, decode_plan, encode_plan_request
+from broker.server.routing.fair_queue import FairQueue
 from raft import NodeId
 from tests.support.cluster_fakes import run
 from tests.support.server import until
@@ -57,6 +58,7 @@ class Leader:
             status=cast(Any, lambda _: SimpleNamespace(core=SimpleNamespace(peers=()))),
             member_name=str,
             spawn=cast(Any, None),
+            turns=FairQueue(),
         )
 
     async def plan(self, request: PlanRequest = PlanRequest()) -> ScanPlan:  # noqa: B008
@@ -124,5 +126,30 @@ def test_a_leader_that_is_deposed_during_the_wait_makes_no_plan(
         with pytest.raises(CallRefused):
             await waits
         assert service.waiting == 0
+
+    run(test())
+
+
+def test_a_flood_of_requests_of_one_account_is_answered_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan_plan, "UNDER_WAY_MAX", 4)
+    answers: list[bytes] = []
+    begun: list[Any] = []
+    service = Leader().service()
+    service.spawn = lambda work, _: begun.append(work)
+    service.router = cast(Any, SimpleNamespace(publish=lambda *words: answers.append(words[-1])))
+    service.account = cast(Any, lambda name: name)
+    asked = SimpleNamespace(account="A", stream="S", reply=b"in.1", body=b"{", rules=None)
+    for _ in range(10):
+        service.take(cast(Any, asked))
+    assert (len(begun), len(answers)) == (4, 6)
+    assert all(b'"code":503' in answer for answer in answers)
+    service.take(cast(Any, SimpleNamespace(**{**vars(asked), "account": "B"})))
+    assert len(begun) == 5
+
+    async def test() -> None:
+        await asyncio.gather(*begun)
+        assert not service.under_way
 
     run(test())
