@@ -17,6 +17,7 @@ from broker.subjects.mapping import Mapping
 
 NOWHERE: Final = b""  # the subject of a message that no destination takes
 _SUBJECTS_MAX: Final = 8192  # remembered
+_SUBJECT_BYTES_MAX: Final = 256  # of one that is remembered
 _SEEDS: Final = 1 << 32
 
 
@@ -100,5 +101,6 @@ class AccountMappings:
             if len(known) >= _SUBJECTS_MAX:
                 known.clear()
             found = next((one for one in self._sources if matches(subject, one.subject)), None)
-            known[subject] = found
+            if len(subject) <= _SUBJECT_BYTES_MAX:
+                known[subject] = found
             return found

@@ -11,7 +11,9 @@ from broker.config.options import Permissions, SubjectRules
 from broker.subjects import collides, has_wildcard, intersection, is_subset, matches
 
 VERDICTS_MAX = 1024  # cached decisions; the cache is cleared when it is full
+VERDICT_BYTES_MAX = 256  # of a subject; a longer one is judged again: every connection has a cache
 GRANTS_MAX = 8192  # open allow_responses grants; the oldest is dropped beyond that
+GRANTS_BYTES_MAX = 1 << 20  # of their subjects
 
 
 class _Rules:
@@ -39,7 +41,9 @@ class _Rules:
 class PermissionSet:
     """The permissions of one connection."""
 
-    __slots__ = ("_grants", "_published", "_rules", "_sub_allow", "_sub_deny", "responses")
+    __slots__ = (
+        "_grants", "_grants_bytes", "_published", "_rules", "_sub_allow", "_sub_deny", "responses",
+    )  # fmt: skip
 
     def __init__(self, rules: Permissions) -> None:
         self._rules = rules
@@ -50,6 +54,7 @@ class PermissionSet:
         self._sub_deny = _Rules(subscribe.deny) if subscribe.deny else None
         self._published: dict[bytes, bool] = {}
         self._grants: dict[bytes, tuple[int, int]] = {}  # reply -> (remaining, expires_ns)
+        self._grants_bytes = 0
 
     def may_publish(self, subject: bytes, *, now_ns: int) -> bool:
         return self.publishable(subject, 1, now_ns=now_ns) == 1
@@ -62,7 +67,8 @@ class PermissionSet:
             verdict = self._publish_verdict(subject)
             if len(self._published) >= VERDICTS_MAX:
                 self._published.clear()
-            self._published[subject] = verdict
+            if len(subject) <= VERDICT_BYTES_MAX:
+                self._published[subject] = verdict
         if verdict:
             return count
         return self._use_grant(subject, count, now_ns=now_ns) if self._grants else 0
@@ -112,23 +118,35 @@ class PermissionSet:
         responses = self.responses
         if responses is None:
             return
-        if len(self._grants) >= GRANTS_MAX:
-            self._grants.pop(next(iter(self._grants)))
-        self._grants[reply] = (responses.max_msgs, now_ns + responses.expires_ns)
+        grants = self._grants
+        while grants and (len(grants) >= GRANTS_MAX or self._grants_bytes > GRANTS_BYTES_MAX):
+            self._take_grant(next(iter(grants)))
+        self._take_grant(reply)
+        self._put_grant(reply, (responses.max_msgs, now_ns + responses.expires_ns))
 
     def _use_grant(self, subject: bytes, count: int, *, now_ns: int) -> int:
-        grant = self._grants.pop(subject, None)
+        grant = self._take_grant(subject)
         if grant is None:
             return 0
         remaining, expires_ns = grant
         if now_ns > expires_ns:
             return 0
         if remaining < 0:
-            self._grants[subject] = grant
+            self._put_grant(subject, grant)
             return count
         if remaining > count:
-            self._grants[subject] = (remaining - count, expires_ns)
+            self._put_grant(subject, (remaining - count, expires_ns))
         return min(remaining, count)
+
+    def _take_grant(self, subject: bytes) -> tuple[int, int] | None:
+        grant = self._grants.pop(subject, None)
+        if grant is not None:
+            self._grants_bytes -= len(subject)
+        return grant
+
+    def _put_grant(self, subject: bytes, grant: tuple[int, int]) -> None:
+        self._grants[subject] = grant
+        self._grants_bytes += len(subject)
 
     def _publish_verdict(self, subject: bytes) -> bool:
         rules = self._rules.publish

@@ -34,6 +34,18 @@ def test_an_unlimited_grant_ends_with_its_time() -> None:
     assert user.publishable(b"inbox", 1, now_ns=101) == 0
 
 
+def test_what_a_connection_remembers_of_long_subjects_is_bounded() -> None:
+    user = PermissionSet(Permissions(SubjectRules(allow=(b"a.>",)), None, ResponseRules(1, 10**10)))
+    for at in range(2000):
+        long = b"a.%d." % at + b"x" * 4000
+        assert user.may_publish(long, now_ns=0)
+        user.grant(b"r.%d." % at + b"x" * 4000, now_ns=0)
+    assert sum(map(len, user._published)) < 1024 * 300
+    assert sum(map(len, user._grants)) == user._grants_bytes < 1 << 21
+    assert user.may_publish(b"r.1999." + b"x" * 4000, now_ns=1)  # the latest ones count
+    assert not user.may_publish(b"r.0." + b"x" * 4000, now_ns=1)
+
+
 def test_replies_in_one_write_are_counted_one_by_one() -> None:
     async def test() -> None:
         users = (User("service", "pw", RESPONDER), User("caller", "pw"))

@@ -10,6 +10,7 @@ Spec: NATS JetStream API."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.api.requests import REQUIRED_API_LEVEL
 from broker.jetstream.api.responses import encode_error
-from broker.jetstream.api.stream_access import evades_deny
+from broker.jetstream.api.stream_access import check_delivery, evades_deny
 from broker.jetstream.api.stream_identity import checked_identity
 from broker.jetstream.api.subjects import (
     SYSTEM_KINDS,
@@ -67,7 +68,10 @@ FLOW_SUBJECTS = b"$JS.FC.>"
 REQUEST_BYTES = 2048  # of a request, besides its body
 HELD_PER_BYTE = 8  # decoded values and the answer, for each byte of a body
 MESSAGE_BYTES = 256 << 10  # of the answer to a get of one message: few are larger
-REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as nats-server does
+# Being answered at once; more are dropped, as nats-server does. Accounts share them: one that has
+# none gets an answer however many others wait for theirs.
+REQUESTS_MAX = 8_000
+REQUESTS_MIN = 64  # that every account may have
 ANSWER_WITHIN_S = 10.0
 LEADER_WITHIN_S = 5.0
 
@@ -94,6 +98,7 @@ _REPEATABLE = frozenset(
         ApiKind.CONSUMER_CREATE, ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_SNAPSHOT,
     }
 )  # fmt: skip
+_DELIVERING = (ApiKind.CONSUMER_CREATE, ApiKind.STREAM_SNAPSHOT)
 # Their answer depends on which streams exist: a delete that another node has answered must be
 # applied here first.
 _NEEDS_CURRENT_TABLE = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE})
@@ -126,8 +131,8 @@ class ApiService:
     family_prefix: bytes = DIRECT_GET
     compact_prefix: bytes = ACK_SUBJECTS[:-1]
     order: RequestOrder = field(default_factory=RequestOrder)
-    dropped: int = 0  # requests beyond REQUESTS_MAX
-    _running: int = 0
+    dropped: int = 0  # requests beyond the share of their account
+    _running: Counter[str] = field(default_factory=Counter)  # by account
 
     def subscriptions(self, account: Account) -> list[Subscription]:
         subjects = [API_SUBJECTS, ACK_SUBJECTS, FLOW_SUBJECTS]
@@ -267,7 +272,7 @@ class ApiService:
 
     def _begin(self, call: ApiCall) -> None:
         size = len(call.payload) + REQUEST_BYTES
-        if self._running >= REQUESTS_MAX:
+        if self._is_full(call.account.name):
             self.dropped += 1
             return
         self.budget.received(call.publisher, size)
@@ -276,7 +281,7 @@ class ApiService:
         if request.consumer and call.publisher is not None:
             key = (call.publisher.cid, call.account.name, request.stream, request.consumer)
             place = self.order.enter(key, changes=request.kind is not ApiKind.CONSUMER_INFO)
-        self._spawn(partial(self._budgeted, call, size, place))
+        self._spawn(call.account.name, partial(self._budgeted, call, size, place))
 
     async def _budgeted(
         self, call: ApiCall, size: int, place: AbstractAsyncContextManager[None]
@@ -294,12 +299,12 @@ class ApiService:
 
     def _spawn_get(self, call: ApiCall, work: StartWork) -> None:
         """A get that waits for a leader. Its answer counts against the budget like a request."""
-        if self._running >= REQUESTS_MAX:
+        if self._is_full(call.account.name):
             self.dropped += 1
             return
         size = len(call.payload) + REQUEST_BYTES
         self.budget.received(call.publisher, size)
-        self._spawn(partial(self._held_get, call, work, size))
+        self._spawn(call.account.name, partial(self._held_get, call, work, size))
 
     async def _held_get(self, call: ApiCall, work: StartWork, size: int) -> None:
         try:
@@ -308,17 +313,23 @@ class ApiService:
         finally:
             self.budget.answered(call.publisher, size)
 
-    def _spawn(self, work: StartWork) -> None:
-        if self._running >= REQUESTS_MAX:
-            return
-        self._running += 1
-        self.spawn(self._counted(work), "api request")
+    def _is_full(self, account: str) -> bool:
+        """Whether an account has its share. Another one that begins gets as much."""
+        running = self._running
+        share = REQUESTS_MAX // (len(running) + (account not in running))
+        return running[account] >= max(share, REQUESTS_MIN)
 
-    async def _counted(self, work: StartWork) -> None:
+    def _spawn(self, account: str, work: StartWork) -> None:
+        self._running[account] += 1
+        self.spawn(self._counted(account, work), "api request")
+
+    async def _counted(self, account: str, work: StartWork) -> None:
         try:
             await work()
         finally:
-            self._running -= 1
+            self._running[account] -= 1
+            if not self._running[account]:
+                del self._running[account]
 
     # -- pulls, acks and flow control, forwarded to the leader ----------------------------------
 
@@ -421,6 +432,10 @@ class ApiService:
             if isinstance(body, ConsumerCreateRequest) and body.stream_name != call.request.stream:
                 raise JetStreamError(ErrCode.STREAM_MISMATCH)
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        if call.rules is not None and kind in _DELIVERING:
+            asked = await self.streams.decoded(call)
+            sent = asked.config if isinstance(asked, ConsumerCreateRequest) else asked
+            check_delivery(call.rules, sent.deliver_subject, domain=self.domain)
         headers = checked_identity(kind, call.headers, call.payload, assignment.created_ns)
         answer = await self.calls.call(
             assignment.group,

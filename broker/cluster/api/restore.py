@@ -41,6 +41,7 @@ from broker.cluster.peers.rpc import CallFailed
 from broker.jetstream.api import advisories
 from broker.jetstream.api.info import StreamInfo
 from broker.jetstream.api.responses import DidCreate, RestoreReady, encode_error, encode_response
+from broker.jetstream.api.stream_access import SERVED
 from broker.jetstream.api.subjects import ApiKind
 from broker.jetstream.commands.stream_commands import LoadState
 from broker.jetstream.config import StreamConfig
@@ -322,6 +323,8 @@ def _check_consumer(image: bytes, stream: StreamConfig) -> None:
         raise BadArchive(str(error)) from error
     if not valid_asset_name(name):
         raise BadArchive(f"a consumer with the name {name[:40]!r}")
+    if config.deliver_subject.encode().startswith(SERVED):
+        raise BadArchive(f"consumer {name} delivers to {config.deliver_subject}")
     config = replace(config, num_replicas=0)
     finish(consumer_config_steps(config, stream=stream, view=AccountView()))
 

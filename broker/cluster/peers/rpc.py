@@ -18,8 +18,9 @@ logger = logging.getLogger("jetraft.cluster")
 
 _CALL, _ANSWER, _FAILURE, _REFUSAL = _KINDS = (0, 1, 2, 3)
 _HEAD = struct.Struct("<BQB")  # kind, call id, length of the method name
-CALLS_MAX = 10_000  # outstanding; further calls are refused at once
-SERVED_MAX = 10_000  # being served here; further calls are refused
+# Of all accounts together, which have bounds of their own (api/jetstream_api.py, write_batches.py).
+CALLS_MAX = 32_000  # outstanding; further calls are refused at once
+SERVED_MAX = 32_000  # being served here; further calls are refused
 
 Method = Callable[[NodeId, bytes], Awaitable[bytes]]
 Send = Callable[[NodeId, bytes], bool]

@@ -13,7 +13,9 @@ the alias of a domain, and answers that the server would publish to a subject of
                               stream are denied: what is closed there is closed here
     mirror, source, restore   one of the ways to read the whole origin (READ_WAYS)
     republish to a subject    that subject
-    reply to a service        that subject, if it begins with $JS. or $SYS."""
+    schedule a message        its target
+    reply to a service        that subject, if it begins with $JS. or $SYS.
+    push, snapshot to one     that subject, if it is one of SERVED"""
 
 from __future__ import annotations
 
@@ -35,6 +37,9 @@ _CONSUMERS: Final = (
 PLAN: Final = "STREAM.SCAN.PLAN.{stream}"
 READ_WAYS: Final = (*_GETS, *_CONSUMERS, PLAN)
 """Requests that can read every message of a stream. A get or a consumer of one subject is none."""
+
+SERVED: Final = (b"$JS.API.", b"$JS.ACK.", b"$JS.FC.", b"$JS.SNAPSHOT.", b"$SYS.")
+"""What a server answers. Others below $JS. are inboxes of mirrors ($JS.M, $JS.S)."""
 
 _PLACEHOLDER: Final = re.compile(r"\{\{.*?\}\}|\$\d+")
 
@@ -67,6 +72,16 @@ def check_config(
         target = _PLACEHOLDER.sub("*", republish.dest)
         if not rules.allows(target.encode()):
             raise _refused(f"no permission to republish to '{republish.dest}'")
+
+
+def check_delivery(rules: PublishRules | None, subject: str, *, domain: bytes) -> None:
+    """Before the server sends the messages of a stream to this subject, for a consumer or as a
+    snapshot: they would be requests that nobody has checked. Raises JetStreamError."""
+    if rules is None:
+        return
+    meant = canonical_subject(subject.encode(), domain=domain) or subject.encode()
+    if meant.startswith(SERVED) and not rules.allows(meant):
+        raise _refused(f"no permission to publish to '{subject}'")
 
 
 def evades_deny(rules: PublishRules | None, subject: bytes, *, domain: bytes) -> bytes | None:

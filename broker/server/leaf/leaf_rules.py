@@ -19,6 +19,9 @@ JETSTREAM_SYSTEM = (b"$JSC.>", b"$NRG.>")
 LOOP_PREFIX = b"$LDS."
 UNCHECKED = (LOOP_PREFIX, b"_GR_.", b"$GR.")
 VERDICTS_MAX = 1024  # cached decisions; the cache is cleared when it is full
+VERDICT_BYTES_MAX = (
+    256  # of a subject, which may have a megabyte here; a longer one is judged again
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,9 @@ class LeafRules:
         if verdict is None:
             if len(self._verdicts) >= VERDICTS_MAX:
                 self._verdicts.clear()
-            verdict = self._verdicts[subject] = self._outbound.admits(subject)
+            verdict = self._outbound.admits(subject)
+            if len(subject) <= VERDICT_BYTES_MAX:
+                self._verdicts[subject] = verdict
         return verdict
 
     def inspects(self, pattern: bytes) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker.accounts.permissions import PermissionSet
+from broker.cluster.api.write_batches import _check_rules
 from broker.config.options import (
     Authorization,
     JetStreamOptions,
@@ -24,8 +25,10 @@ from broker.config.options import (
 )
 from broker.jetstream.api.stream_access import READ_WAYS, scan_subject
 from broker.jetstream.api.subjects import _ENDPOINTS, SYSTEM_KINDS, parse_api_subject
+from broker.jetstream.errors import JetStreamError
 from broker.server.server import Server
-from broker.subjects import intersection
+from broker.store.block.codec import Block, BlockBuilder
+from broker.subjects import finish, intersection
 from tests.support.server import RawClient, local, run, running_broker
 
 API = "$JS.API."
@@ -102,6 +105,18 @@ INDIRECT = {
         create(subjects=["n"], republish={"src": "n", "dest": API + "STREAM.PURGE.S"}),
         NEW,
         (NEW,),
+    ),
+    "push": Action(
+        API + "STREAM.PURGE.S",
+        {"stream_name": "S", "config": {"name": "P", "deliver_subject": API + "STREAM.PURGE.S"}},
+        API + "CONSUMER.CREATE.S.P",
+        (API + "CONSUMER.CREATE.S.*",),
+    ),
+    "snapshot": Action(
+        API + "STREAM.PURGE.S",
+        {"deliver_subject": API + "STREAM.PURGE.S"},
+        API + "STREAM.SNAPSHOT.S",
+        (API + "STREAM.SNAPSHOT.S",),
     ),
     "added source": Action(
         API + "CONSUMER.CREATE.S",
@@ -305,6 +320,34 @@ def test_a_reply_names_a_service_only_if_the_user_may_ask_it(tmp_path: Path) -> 
                 client.close()
 
     run(test())
+
+
+@pytest.mark.parametrize("header", ["Nats-Schedule-Target", "Nats-Scheduler"])
+def test_a_schedule_names_only_what_the_user_may_publish_to(header: str, tmp_path: Path) -> None:
+    """Also if another line of the same name comes first, and in the block of a writer."""
+
+    async def test() -> None:
+        async with prepared(users(Action("s.closed", needs=("s.open",))), tmp_path) as server:
+            lines = f"NATS/1.0\r\n{header}: s.open\r\n{header}: s.closed\r\n\r\n".encode()
+            size = len(lines)
+            for user, refused in (("may_not0", True), ("root", False), ("may0", False)):
+                client = await login(server, user)
+                client.send(b"HPUB s.open %d %d\r\n%b\r\n" % (size, size, lines))
+                got = await client.flush()
+                assert got == (denial("s.closed") if refused else b""), (user, got)
+                client.close()
+
+    run(test())
+    builder = BlockBuilder()
+    builder.append(b"s.open", lines_of(header, "s.closed"), b"")
+    block = Block(builder.build())
+    rules = PermissionSet(Permissions(publish=SubjectRules(deny=(b"s.closed",))))
+    with pytest.raises(JetStreamError, match=r"s\.closed"):
+        finish(_check_rules(block, [b"s.open"], rules))
+
+
+def lines_of(name: str, value: str) -> bytes:
+    return f"NATS/1.0\r\n{name}: {value}\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize(
