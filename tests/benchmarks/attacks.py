@@ -14,6 +14,7 @@ from apply_attacks import APPLIES
 from attack import Attack, Step, publish, publish_headers
 from door_attacks import DOORS
 from flood_attacks import FLOODS
+from held_attacks import HELD
 from read_attacks import READS
 
 # -- preparations
@@ -366,6 +367,7 @@ ATTACKS: dict[str, tuple[Step | None, Step]] = {
     **DOORS,
     **FLOODS,
     **APPLIES,
+    **HELD,
 }
 
 

@@ -89,7 +89,16 @@ async def many_last(attack: Attack) -> None:
     await attack.flood(lambda _: line)
 
 
+async def scan_plans(attack: Attack) -> None:
+    """Plans with as many pieces and times as a request may ask for, also of unknown streams."""
+    asked = {"piece_bytes": 1, "first": 1, "behind": STORED, "times": [2**62] * 16}
+    line = publish("$JS.API.STREAM.SCAN.PLAN.S", json.dumps(asked).encode(), b"nobody")
+    other = publish("$JS.API.STREAM.SCAN.PLAN.NONE", b"", b"nobody")
+    await attack.flood(lambda _: line + other)
+
+
 READS = {
+    "scan plans": (large_stream, scan_plans),
     "unmatched gets": (large_stream, unmatched_gets),
     "unmatched direct gets": (large_stream, unmatched_direct_gets),
     "last gets": (large_stream, last_gets),
