@@ -16,6 +16,7 @@ from typing import Final
 
 NEVER: Final = 2**63 - 1
 _STALE_MAX: Final = 1024  # stale entries allowed on top of twice the number of messages
+LOOKED_AT: Final = 512  # entries of removed messages that are dropped in one go
 
 IsStored = Callable[[int], bool]
 
@@ -42,9 +43,12 @@ class Deadlines:
             heappush(self._heap, (due_ns, seq))
 
     def next_due(self, stored: IsStored) -> int | None:
-        """When the next message expires, None if none does."""
+        """When the next message expires, None if none does. It may be one that was removed, if many
+        were: then others are dropped when that time has come."""
         heap = self._heap
-        while heap and not stored(heap[0][1]):
+        for _ in range(LOOKED_AT):
+            if not heap or stored(heap[0][1]):
+                break
             self._due.pop(heappop(heap)[1], None)
         return heap[0][0] if heap else None
 

@@ -15,10 +15,11 @@ from typing import Protocol
 
 import msgspec
 
+from broker.cluster.limits.staged_bytes import StagedBytes
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.peers.channels import CHANNEL_USAGE
 from broker.config.options import JetStreamOptions
-from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
+from broker.jetstream.commands.publish_entry import NO_SPACE, UNBOUNDED, Bounds
 from broker.jetstream.config.limits import tier_name
 from broker.jetstream.config.stream_config import Storage
 from raft import GroupId, NodeId
@@ -34,9 +35,16 @@ _sizes = msgspec.msgpack.Decoder(list[tuple[int, int]])
 _Key = tuple[str, Storage, int]  # the last: replicas of the streams of a tier, 0 = of all streams
 
 
+class StagingStream(Protocol):
+    @property
+    def staged_bytes(self) -> int: ...
+
+
 class SizedReplica(Protocol):
     """A replica as far as its size is counted."""
 
+    @property
+    def stream(self) -> StagingStream: ...
     @property
     def group(self) -> GroupId: ...
     @property
@@ -77,11 +85,13 @@ class Usage:
     _elsewhere: dict[int, int] = field(default_factory=dict)  # of groups without a replica here
     _remote: dict[_Key, int] = field(default_factory=dict)  # the same by account, times replicas
     _to_report: dict[int, int] = field(default_factory=dict)
+    _staged: StagedBytes = field(default_factory=StagedBytes)
 
     # -- counting -------------------------------------------------------------------------------
 
     def changed(self, replica: SizedReplica) -> None:
         """The replica was opened or has applied something."""
+        self._staged.note(replica.assignment.account, replica.group, replica.stream.staged_bytes)
         counted = self._counted.get(replica.group)
         size, replicas = replica.stored_bytes, len(replica.assignment.peers)
         if counted is None:
@@ -121,12 +131,15 @@ class Usage:
         counted = self._counted.pop(group, None)
         if counted is not None:
             self._add(counted, -1)
+            self._staged.note(counted.key[0], group, 0)
         self._to_report.pop(group, None)
         if self._elsewhere.pop(group, None) is not None:
             self._sum_remote()
 
     def bounds(self, replica: SizedReplica) -> Bounds | None:
         """For a batch that is proposed now; None when nothing limits it, or its limits are far."""
+        if self._staged.refuses(replica.assignment.account):
+            return NO_SPACE
         storage, options = replica.storage, self.options
         counted = self._counted[replica.group]
         in_memory = storage is Storage.MEMORY

@@ -102,7 +102,7 @@ class MessageWriter:
             store.deadlines.set(seq, expires_at(message.time_ns, ttl))
         self._remember_id(message)
         if self.config.allow_msg_schedules:
-            self.schedules.stored(message, seq)
+            self.schedules.stored(message, seq, self.store.has)
         if message.named:
             self._roll_up(message, keep=1)
         enforce_limits(self.config, store, (subject,))

@@ -49,6 +49,11 @@ class AtomicBatches:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all members."""
+        return self._nbytes
+
     def get(self, batch_id: bytes) -> OpenBatch | None:
         return self._open.get(batch_id)
 

@@ -23,7 +23,8 @@ from broker.store.block.codec import Rows
 from broker.subjects.mapping import Mapping
 from broker.wire import headers as wire_headers
 
-FIRED_AT_ONCE_MAX: Final = 1000  # per command; the rest is proposed right after it
+FIRED_AT_ONCE_MAX: Final = 1000  # the rest is proposed right after
+FIRED_BY_COMMAND_MAX: Final = 100  # which is one step of every replica
 _SETTINGS: Final = (names.TARGET, names.SOURCE, names.TTL, names.ROLLUP)
 # Headers of the schedule (by prefix) that the published message does not get.
 _NOT_COPIED: Final = (
@@ -44,11 +45,12 @@ class MessageLookup(Protocol):
     def last_row(self, subject: bytes, /) -> tuple[Rows, int] | None: ...
 
 
-def due_firings(schedules: Schedules, store: MessageLookup, now_ns: int) -> Fire | None:
-    """On the leader: the command for the schedules that are due, None if there is none."""
+def due_firings(schedules: Schedules, store: MessageLookup, now_ns: int) -> list[Fire]:
+    """On the leader: the commands for the schedules that are due."""
     due = schedules.due(now_ns, limit=FIRED_AT_ONCE_MAX)
     made = [firing for pending in due if (firing := _firing(store, pending, now_ns)) is not None]
-    return Fire(now_ns, made) if made else None
+    most = FIRED_BY_COMMAND_MAX
+    return [Fire(now_ns, made[first : first + most]) for first in range(0, len(made), most)]
 
 
 def _firing(store: MessageLookup, pending: PendingSchedule, now_ns: int) -> Firing | None:

@@ -36,6 +36,8 @@ NEXT: Final = b"Nats-Schedule-Next"
 SCHEDULER: Final = b"Nats-Scheduler"
 PURGE_SCHEDULE: Final = b"purge"  # value of Nats-Schedule-Next that removes the schedule
 _HEAP_SLACK: Final = 1024  # the heap is rebuilt above twice the number of schedules plus this
+LOOKED_AT: Final = 512  # entries of removed messages that are dropped in one go
+_LOOKED_AT_EACH: Final = 4  # for each schedule that is stored, while a lap is on
 
 LastRow = Callable[[bytes], tuple[Rows, int] | None]  # MessageStore.last_row
 
@@ -51,11 +53,15 @@ class PendingSchedule(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class Schedules:
-    """The schedules of one stream. Entries whose message was removed are dropped lazily: `stored`
-    arguments tell whether a sequence is still stored."""
+    """The schedules of one stream. Entries whose message was removed are dropped lazily, some at a
+    time: `is_stored` arguments tell whether a sequence is still stored. When there are twice as
+    many entries as after the last lap, the next lap looks at all of them, some for each new one: a
+    stream that removes schedules as fast as they come would collect entries for years to come."""
 
     _by_subject: dict[bytes, PendingSchedule] = field(default_factory=dict)
     _heap: list[tuple[int, int, bytes]] = field(default_factory=list)
+    _lap: int = 0  # entries of the heap that are still to be looked at
+    _kept: int = 0  # entries after the last lap
 
     def __len__(self) -> int:
         return len(self._by_subject)
@@ -67,7 +73,9 @@ class Schedules:
         """True if a row of the block is on a subject that holds a schedule."""
         return any(subject in self._by_subject for subject in block.subject_summary())
 
-    def stored(self, message: IncomingMessage, seq: int) -> None:
+    def stored(
+        self, message: IncomingMessage, seq: int, is_stored: Callable[[int], bool] | None = None
+    ) -> None:
         """A message was stored as `seq`: it replaces the schedule of its subject, if any, and may
         be a schedule itself."""
         self._by_subject.pop(message.subject, None)
@@ -77,6 +85,25 @@ class Schedules:
                 zone = message.named.get(TIME_ZONE, b"").decode(errors="replace")
                 due = schedule.following(message.time_ns, now_ns=message.time_ns, zone=zone)
                 self._put(PendingSchedule(message.subject, seq, due))
+                if is_stored is not None:
+                    self._look(is_stored)
+
+    def _look(self, is_stored: Callable[[int], bool]) -> None:
+        """Go on with the lap, or begin one."""
+        if not self._lap:
+            if len(self._by_subject) <= 2 * self._kept + _HEAP_SLACK:
+                return
+            self._lap = len(self._heap)
+        for _ in range(_LOOKED_AT_EACH):
+            self._lap = min(self._lap, len(self._heap)) - 1
+            if self._lap < 0:
+                break
+            _, seq, subject = self._heap[self._lap]
+            pending = self._by_subject.get(subject)
+            if pending is not None and pending.seq == seq and not is_stored(seq):
+                del self._by_subject[subject]
+        if self._lap <= 0:
+            self._lap, self._kept = 0, len(self._by_subject)
 
     def note_block(self, block: Block, *, above: int) -> None:
         """As `stored` for the rows above a sequence; they carry their sequences and times."""
@@ -102,8 +129,11 @@ class Schedules:
         heapify(self._heap)
 
     def next_due(self, is_stored: Callable[[int], bool]) -> int | None:
-        """When the next schedule is due, None if there is none."""
-        while self._heap:
+        """When the next schedule is due, None if there is none. It may be one whose message was
+        removed, if many were: then they are dropped when that time has come."""
+        for _ in range(LOOKED_AT):
+            if not self._heap:
+                return None
             due_ns, seq, subject = self._heap[0]
             pending = self._by_subject.get(subject)
             if pending is not None and (pending.seq, pending.due_ns) == (seq, due_ns):
@@ -111,7 +141,7 @@ class Schedules:
                     return due_ns
                 del self._by_subject[subject]  # its message was removed
             heappop(self._heap)
-        return None
+        return self._heap[0][0] if self._heap else None
 
     def due(self, now_ns: int, *, limit: int) -> list[PendingSchedule]:
         """Schedules that are due, by sequence; the messages of some may be removed already."""

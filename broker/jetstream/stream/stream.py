@@ -155,6 +155,11 @@ class Stream:
         )
 
     @property
+    def staged_bytes(self) -> int:
+        """Of members of open atomic batches."""
+        return self._publishes.atomic_batches.nbytes
+
+    @property
     def may_expire(self) -> bool:
         """False if there is no next expiry, as far as a quick look can tell."""
         return bool(
@@ -174,8 +179,8 @@ class Stream:
     def due_commands(self, now: int) -> list[commands.AnyCommand]:
         """What the leader proposes at `next_expiry`."""
         schedules = self._writer.schedules
-        fire = due_firings(schedules, self.store, now) if schedules else None
-        return [Expire(now)] if fire is None else [Expire(now), fire]
+        fired = due_firings(schedules, self.store, now) if schedules else []
+        return [Expire(now), *fired]
 
     # -- applying ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from broker.cluster.limits.usage import AMPLE_BYTES, Usage, UsageLinks, _encode
 from broker.config.options import AccountStore, JetStreamOptions
-from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
+from broker.jetstream.commands.publish_entry import NO_SPACE, UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
 from raft import NodeId
 
@@ -44,8 +44,9 @@ class Streams:
     ) -> Any:  # fmt: skip
         assignment = self.assign(group, account, storage, replicas)
         made: Any = SimpleNamespace(
-            group=group, assignment=assignment, storage=storage, stored_bytes=size, is_leading=False
-        )
+            group=group, assignment=assignment, storage=storage, stored_bytes=size,
+            is_leading=False, stream=SimpleNamespace(staged_bytes=0),
+        )  # fmt: skip
         self.usage.changed(made)
         return made
 
@@ -71,6 +72,27 @@ def test_an_account_bounds_a_stream_by_what_its_other_streams_store() -> None:
     assert there.usage.bounds(second) == Bounds(account=900)
     there.usage.forget(1)
     assert there.usage.bounds(second) == Bounds(account=1000)
+
+
+def test_open_batches_of_an_account_are_bounded_over_all_its_streams() -> None:
+    there = Streams()
+    several = [there.replica(at, 0, account="many") for at in range(40)]
+    quiet = there.replica(99, 0, account="other")
+
+    def stage(replica: Any, count: int) -> None:
+        replica.stream.staged_bytes = count
+        there.usage.changed(replica)
+
+    for replica in several:
+        stage(replica, 4 << 20)
+    assert [there.usage.bounds(one) for one in (several[0], quiet)] == [NO_SPACE, None]
+    stage(quiet, 1 << 20)
+    assert [there.usage.bounds(one) for one in (several[0], quiet)] == [NO_SPACE, None]
+    for replica in several[:8]:  # deleted
+        there.usage.forget(replica.group)
+    assert there.usage.bounds(several[30]) == NO_SPACE
+    stage(several[8], 0)  # abandoned
+    assert there.usage.bounds(several[30]) is None
 
 
 def test_every_replica_counts_for_the_account() -> None:

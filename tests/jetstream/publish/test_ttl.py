@@ -11,6 +11,7 @@ from broker.jetstream.commands.stream_commands import Expire
 from broker.jetstream.error_codes import ErrCode
 from broker.jetstream.errors import JetStreamError
 from broker.store.block.codec import BlockBuilder
+from broker.store.deadlines import LOOKED_AT, Deadlines
 from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, headers
 
@@ -152,3 +153,21 @@ def test_the_longest_ttl_survives_a_restart() -> None:
     db.write(batch)
     driver.stream = driver.open()
     assert driver.seqs() == [1]
+
+
+def test_deadlines_of_removed_messages_are_dropped_some_at_a_time() -> None:
+    deadlines = Deadlines()
+    for seq in range(1, 3001):
+        deadlines.set(seq, 1000 + seq)
+    looked = 0
+
+    def gone(_: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return False
+
+    assert deadlines.next_due(gone) == 1000 + LOOKED_AT + 1  # of one that is not known to be gone
+    assert looked == LOOKED_AT
+    while deadlines.next_due(gone) is not None:
+        pass
+    assert (looked, len(deadlines)) == (3000, 0)

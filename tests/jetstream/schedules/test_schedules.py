@@ -10,9 +10,14 @@ import pytest
 from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.commands.stream_commands import Fire
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.incoming_message import IncomingMessage
 from broker.jetstream.schedules import pattern as pattern_module
+from broker.jetstream.schedules.fire import due_firings
 from broker.jetstream.schedules.pattern import BadPattern, parse_schedule
+from broker.jetstream.schedules.schedules import LOOKED_AT, PendingSchedule, Schedules
 from broker.store.memory_db import MemoryDb
+from broker.store.messages import MessageStore
+from broker.wire import headers as wire_headers
 from tests.support.stream_rig import SECOND, Driver
 
 
@@ -315,3 +320,52 @@ def test_a_schedule_at_the_latest_time_survives_a_restart() -> None:
     db.write(batch)
     driver.stream = driver.open()
     assert driver.seqs() == [1, 2]
+
+
+def pending(seq: int, due_ns: int) -> tuple[IncomingMessage, int]:
+    headers = wire_headers.build(b"", [(b"Nats-Schedule", b"@at 2099-01-01T00:00:00Z")])
+    return IncomingMessage.of(b"s.%d" % seq, headers, b"", due_ns), seq
+
+
+def test_removed_schedules_are_dropped_some_at_a_time() -> None:
+    schedules = Schedules()
+    for seq in range(3000):
+        schedules.stored(*pending(seq, 1))
+    looked = 0
+
+    def is_stored(_: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return False
+
+    assert schedules.next_due(is_stored) is not None  # of one that is not known to be gone
+    assert looked == LOOKED_AT
+    while schedules.next_due(is_stored) is not None:
+        pass
+    assert (looked, len(schedules)) == (3000, 0)
+
+
+def test_schedules_that_come_and_go_leave_nothing_behind() -> None:
+    """The first one stays, and is due before all others."""
+    schedules = Schedules()
+    schedules._put(PendingSchedule(b"first", 0, 1))
+    stored = {0}
+    for seq in range(1, 20_000):
+        stored = {0, seq}
+        schedules.stored(*pending(seq, 1), stored.__contains__)
+        assert schedules.next_due(stored.__contains__) == 1
+    assert len(schedules) < 5000
+    assert len(schedules._heap) < 12_000
+    assert schedules.get(b"first") is not None
+
+
+def test_many_firings_are_several_commands() -> None:
+    store, schedules = MessageStore(), Schedules()
+    headers = wire_headers.build(b"", [(b"Nats-Schedule", b"@every 1s")])
+    for at in range(250):
+        subject = b"s.%d" % at
+        store.append(subject, headers, b"", time_ns=1)
+        schedules.stored(IncomingMessage.of(subject, headers, b"", 1), store.last_seq)
+    made = due_firings(schedules, store, 5 * 10**9)
+    assert [len(fire.fired) for fire in made] == [100, 100, 50]
+    assert len({firing.seq for fire in made for firing in fire.fired}) == 250
