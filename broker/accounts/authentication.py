@@ -2,6 +2,8 @@
 
 Owns: checking credentials against the configuration.
 May not touch: sockets, timers. bcrypt is slow: the caller runs `identify` in a thread if `slow`.
+An unknown user is checked against some hash as well, if there are any: how long a refusal takes
+must not tell which users there are.
 Spec: NATS server configuration, authorization; NATS client protocol, CONNECT."""
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ def is_bcrypt(secret: str) -> bool:
 class Authenticator:
     """Built once per configuration; `identify` checks one set of credentials."""
 
-    __slots__ = ("_accounts_judge", "_auth", "_nkeys", "_users")
+    __slots__ = ("_accounts_judge", "_auth", "_decoy", "_nkeys", "_users")
 
     def __init__(self, auth: Authorization) -> None:
         self._auth = auth
         self._users = {user.name: user for user in auth.users if not user.nkey}
         self._nkeys = {user.name: user for user in auth.users if user.nkey}
+        hashes = (user.password for user in self._users.values() if is_bcrypt(user.password))
+        self._decoy = next(hashes, "")  # empty: no user has a hash
         self._accounts_judge = any(one.callout for one in (auth.tokens or {}).values())
 
     @property
@@ -135,15 +139,22 @@ class Authenticator:
         if auth.users:
             if given.empty and (auth.no_auth_user or auth.open_to_all):
                 return self.anonymous()
-            user = self._nkeys.get(given.nkey) if given.nkey else self._users.get(given.user)
-            if user is None or not _allows(user, given) or not _proves(user, given, proven):
-                return None
-            return self._identity(user)
+            return self._proven_user(given, proven)
         if auth.token:
             return Identity() if _same(auth.token, given.token, proven) else None
         if _same_text(auth.user, given.user) and _same(auth.password, given.password, proven):
             return Identity(auth.user)
         return None
+
+    def _proven_user(self, given: Credentials, proven: str) -> Identity | None:
+        user = self._nkeys.get(given.nkey) if given.nkey else self._users.get(given.user)
+        if user is None:
+            if self._secret_for(given):
+                _same(self._decoy, given.password, proven)
+            return None
+        if not _allows(user, given) or not _proves(user, given, proven):
+            return None
+        return self._identity(user)
 
     def _certified(self, given: Credentials, names: tuple[str, ...]) -> Identity | None:
         """The user whom the certificate of the client names; passwords do not count then."""
@@ -163,7 +174,9 @@ class Authenticator:
             return ""
         if self._auth.users:
             user = self._users.get(given.user)
-            return user.password if user is not None else ""
+            if user is None:
+                return self._decoy if given.user else ""
+            return user.password
         return self._auth.token or self._auth.password
 
 

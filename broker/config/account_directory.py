@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
 
 from broker.credentials import jwt, nkeys
@@ -16,6 +17,11 @@ from broker.credentials.jwt import Token
 
 SUFFIX = ".jwt"
 DELETED = ".deleted"
+NAMES_KEPT = 1 << 16
+_Stamp = tuple[int, int, int]  # inode, size, time of the change
+# By directory and account: what was read there, so that a reload reads and verifies only what has
+# changed. A file is replaced, never changed. The text, and its token or why there is none.
+_read: dict[tuple[str, str], tuple[_Stamp, str, Token | str]] = {}
 
 
 class AccountDirectory:
@@ -28,7 +34,8 @@ class AccountDirectory:
         """The public keys of all accounts. Raises OSError."""
         if not self._path.is_dir():
             return []
-        stems = sorted(file.stem for file in self._path.glob(f"*{SUFFIX}"))
+        files = (name for name in os.listdir(self._path) if name.endswith(SUFFIX))
+        stems = sorted(name.removesuffix(SUFFIX) for name in files)
         return [stem for stem in stems if _is_account(stem)]
 
     def text(self, public: str) -> str:
@@ -51,7 +58,20 @@ class AccountDirectory:
 
     def texts(self) -> dict[str, str]:
         """The JWTs by public key. Raises OSError."""
-        return {public: self.text(public) for public in self.names()}
+        return {public: text for public, (text, _) in self.known().items()}
+
+    def known(self) -> dict[str, tuple[str, Token | str]]:
+        """The JWTs by public key, and their tokens, or why they are none. Raises OSError."""
+        found: dict[str, tuple[str, Token | str]] = {}
+        here = str(self._path)
+        for public in self.names():
+            try:
+                found[public] = _known(here, public)
+            except FileNotFoundError:
+                continue  # deleted since
+        for gone in [key for key in _read if key[0] == here and key[1] not in found]:
+            del _read[gone]
+        return found
 
     def save(self, public: str, text: str) -> None:
         """Raises OSError."""
@@ -66,6 +86,8 @@ class AccountDirectory:
 
     def delete(self, public: str) -> bool:
         """The file is renamed, so that it can be restored. False if there is none."""
+        if not _is_account(public):
+            return False
         file = self._path / f"{public}{SUFFIX}"
         if not file.exists():
             return False
@@ -83,21 +105,35 @@ class AccountDirectory:
             os.close(directory)
 
 
+@lru_cache(maxsize=NAMES_KEPT)
 def _is_account(name: str) -> bool:
     return nkeys.is_public(name, nkeys.KeyKind.ACCOUNT)
+
+
+def _known(directory: str, public: str) -> tuple[str, Token | str]:
+    """The text of a file, and its token or why there is none. Raises OSError."""
+    path = f"{directory}/{public}{SUFFIX}"
+    about = os.stat(path)
+    stamp = (about.st_ino, about.st_size, about.st_mtime_ns)
+    kept = _read.get((directory, public))
+    if kept is None or kept[0] != stamp:
+        text = Path(path).read_text(errors="replace").strip()
+        try:
+            kept = (stamp, text, jwt.decode(text))
+        except jwt.BadToken as bad:
+            kept = (stamp, text, str(bad))
+        _read[directory, public] = kept
+    return kept[1:]
 
 
 def stored_accounts(directory: str) -> tuple[dict[str, Token], list[str]]:
     """The accounts of the directory, and why others are left out. Raises OSError."""
     found: dict[str, Token] = {}
     problems: list[str] = []
-    for public, text in AccountDirectory(directory).texts().items():
-        try:
-            token = jwt.decode(text)
-        except jwt.BadToken as bad:
-            problems.append(f"Account [{public}]: {bad}")
-            continue
-        if token.kind == "account" and token.subject == public:
+    for public, (_, token) in AccountDirectory(directory).known().items():
+        if isinstance(token, str):
+            problems.append(f"Account [{public}]: {token}")
+        elif token.kind == "account" and token.subject == public:
             found[public] = token
         else:
             problems.append(f"Account [{public}]: the JWT is not of this account")

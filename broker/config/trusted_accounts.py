@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from broker.config.claims import BadClaims, account_claims, account_options
 from broker.config.options import AccountClaims, AccountOptions, AccountStore
 from broker.credentials import nkeys
 from broker.credentials.jwt import Token
 from broker.credentials.nkeys import KeyKind
+
+KEPT_MAX: Final = 1 << 16
+_Converted = tuple[AccountClaims, AccountOptions, AccountStore | None]
+_kept: dict[str, tuple[Token, _Converted]] = {}
 
 
 @dataclass(slots=True)
@@ -39,14 +44,25 @@ def trusted_accounts(operators: Sequence[Token], preloaded: Mapping[str, Token])
             found.warnings.append(f"Account [{public}] is not signed by a trusted operator")
             continue
         try:
-            found.claims[public] = account_claims(token)
-            options, store = account_options(token)
+            claims, options, store = _converted(public, token)
         except BadClaims as bad:
             raise BadClaims(f"account {public}: {bad}") from bad
+        found.claims[public] = claims
         found.accounts.append(options)
         if store is not None:
             found.stores[public] = store
     return found
+
+
+def _converted(public: str, token: Token) -> _Converted:
+    """Of an account that has not changed since the last reload, what it was then. Raises
+    BadClaims."""
+    kept = _kept.get(public)
+    if kept is None or kept[0] is not token:
+        if len(_kept) >= KEPT_MAX:
+            _kept.clear()
+        kept = _kept[public] = (token, (account_claims(token), *account_options(token)))
+    return kept[1]
 
 
 def signers(operators: Sequence[Token]) -> set[str]:

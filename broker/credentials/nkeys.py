@@ -31,13 +31,8 @@ class BadKey(Exception):
 
 
 def crc16(data: bytes) -> int:
-    crc = 0
-    for byte in data:
-        crc ^= byte << 8
-        for _ in range(8):
-            crc = (crc << 1) ^ 0x1021 if crc & 0x8000 else crc << 1
-        crc &= 0xFFFF
-    return crc
+    """CRC-16 with the polynomial 0x1021, from 0."""
+    return binascii.crc_hqx(data, 0)
 
 
 def encode(kind: KeyKind, key: bytes) -> str:

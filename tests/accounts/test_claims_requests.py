@@ -11,8 +11,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from broker.config.account_directory import AccountDirectory
+from broker.config.account_directory import AccountDirectory, stored_accounts
 from broker.config.load import BadSettings, load, parse_flags
+from broker.config.trusted_accounts import trusted_accounts
+from broker.credentials import jwt
 from broker.credentials.nkeys import KeyKind
 from broker.main import Broker
 from broker.server.process.reload import NotReloadable, merge
@@ -60,11 +62,11 @@ class Pushing:
             f'resolver {{ type: full, dir: "{path}/jwt", {settings} }}\n'
             f"resolver_preload {{ {SYSTEM.public}: {account(SYSTEM)} }}\n"
         )
-        for name, jwt, key in (
+        for name, signed, key in (
             ("system", token(SYSTEM, "user", SYSTEM_USER.public, nats=FREE), SYSTEM_USER),
             ("user", user(), USER),
         ):
-            (path / f"{name}.creds").write_text(CREDS.format(jwt, key.seed))
+            (path / f"{name}.creds").write_text(CREDS.format(signed, key.seed))
 
     def options(self) -> Any:
         return load(parse_flags(["-c", str(self.path / "server.conf")])).options
@@ -190,6 +192,49 @@ def test_a_deleted_account_is_gone_with_its_clients(tmp_path: Path) -> None:
             assert (await server.ask("CLAIMS.LIST"))["data"] == [SYSTEM.public]
 
     run(test())
+
+
+def test_a_deletion_names_accounts_not_paths(tmp_path: Path) -> None:
+    directory = AccountDirectory(str(tmp_path / "jwt"))
+    directory.save(ACCOUNT.public, "text")
+    (tmp_path / "other.jwt").write_text("kept")
+    assert not directory.delete("../other")
+    assert (tmp_path / "other.jwt").exists()
+    assert directory.delete(ACCOUNT.public)
+
+
+def test_a_reload_verifies_only_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every push would verify all accounts, on every server."""
+    directory = AccountDirectory(str(tmp_path))
+    keys = [Key(KeyKind.ACCOUNT) for _ in range(5)]
+    for key in keys:
+        directory.save(key.public, dated(key, 100))
+    verified: list[str] = []
+    decode = jwt.decode
+
+    def counted(text: str) -> jwt.Token:
+        verified.append(text)
+        return decode(text)
+
+    monkeypatch.setattr(jwt, "decode", counted)
+    operators = [jwt.decode(operator())]
+    verified.clear()
+    found, _ = stored_accounts(str(tmp_path))
+    assert len(verified) == 5
+    before = trusted_accounts(operators, found).accounts
+    directory.save(keys[0].public, dated(keys[0], 101, conn=7))
+    again, _ = stored_accounts(str(tmp_path))
+    assert len(verified) == 6
+    after = trusted_accounts(operators, again).accounts
+    same = [one is other for one, other in zip(before, after, strict=True)]
+    assert same.count(False) == 1
+    assert {one.max_connections for one in after} == {-1, 7}
+    directory.delete(keys[1].public)
+    (tmp_path / f"{keys[2].public}.jwt").write_text("damaged")
+    left, problems = stored_accounts(str(tmp_path))
+    assert (len(left), len(problems)) == (3, 1)
 
 
 def test_deleting_must_be_allowed(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import bcrypt
 import pytest
 from msgspec.structs import replace
 
+from broker.accounts.authentication import Authenticator
+from broker.accounts.identity import Credentials
 from broker.config.options import Authorization, User
 from broker.server import server as server_module
 from broker.server.password_checks import PRIORITY, PasswordChecks
@@ -67,6 +69,35 @@ def test_a_check_has_low_priority_and_its_error_reaches_the_login() -> None:
         assert await checks.check("a", lambda: 7, wanted=lambda: True) == 7
 
     run(test())
+
+
+def test_an_unknown_user_takes_as_long_as_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time of a refusal tells which users there are."""
+    computed: list[bytes] = []
+    check = bcrypt.checkpw
+
+    def counted(password: bytes, hashed: bytes) -> bool:
+        computed.append(hashed)
+        return check(password, hashed)
+
+    monkeypatch.setattr(bcrypt, "checkpw", counted)
+    users = (User("plain", "secret"), User("u", HASH))
+    authenticator = Authenticator(Authorization(users=users))
+    for user, password, slow, found in (
+        ("u", "wrong", True, False),
+        ("nobody", "wrong", True, False),
+        ("nobody", "secret", True, False),  # although that hash is of this password
+        ("u", "secret", True, True),
+        ("", "", False, False),
+        ("plain", "secret", False, True),
+    ):
+        computed.clear()
+        given = Credentials(user=user, password=password)
+        assert authenticator.slow(given) is slow, user
+        assert (authenticator.identify(given) is not None) is found, user
+        assert len(computed) == slow, user
+    without = Authenticator(Authorization(users=users[:1]))
+    assert not without.slow(Credentials(user="nobody", password="x"))
 
 
 def test_a_reload_computes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
