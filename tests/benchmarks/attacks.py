@@ -15,6 +15,7 @@ from attack import Attack, Step, publish, publish_headers
 from door_attacks import DOORS
 from flood_attacks import FLOODS
 from held_attacks import HELD
+from login_attacks import LOGINS
 from read_attacks import READS
 
 # -- preparations
@@ -368,6 +369,7 @@ ATTACKS: dict[str, tuple[Step | None, Step]] = {
     **FLOODS,
     **APPLIES,
     **HELD,
+    **LOGINS,
 }
 
 

@@ -36,6 +36,7 @@ from pathlib import Path
 from attack import HASHED, LEAF, MONITOR, SYSTEM, USER, WEBSOCKET
 from attacks import ATTACKS
 from attacks import main as attack_main
+from login_attacks import CONFIGS
 from plain_client import PlainClient
 
 from broker.local import our_command
@@ -123,7 +124,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def start_servers(
-    kind: str, directory: Path, nodes: int, steps: bool
+    kind: str, directory: Path, nodes: int, steps: bool, extra: str
 ) -> tuple[list[subprocess.Popen[bytes]], int, dict[str, int]]:
     """Returns the servers, the client port of the first one and the ports of its other doors."""
     count = 2 + len(DOORS)
@@ -141,7 +142,7 @@ def start_servers(
         if nodes > 1:
             urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
             text += CLUSTER.format(own=routes[at], routes=urls)
-        (place / "server.conf").write_text(text)
+        (place / "server.conf").write_text(text + extra)
         command = our_command() if kind == OURS else ["nats-server"]
         if steps and kind == OURS:
             command = [sys.executable, str(Path(__file__).with_name("long_steps.py"))]
@@ -232,7 +233,9 @@ async def measure(kind: str, attack: str, options: argparse.Namespace) -> Row:
     seconds, nodes = options.seconds, options.nodes
     settle_s = options.settle if kind == OURS else 0.0
     directory = Path(tempfile.mkdtemp(prefix="neighbours"))
-    servers, port, doors = start_servers(kind, directory, nodes, options.steps)
+    servers, port, doors = start_servers(
+        kind, directory, nodes, options.steps, CONFIGS.get(attack, "")
+    )
     told = directory / "0" / STEPS
     server = servers[0]
     attacker: asyncio.subprocess.Process | None = None
