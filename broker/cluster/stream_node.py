@@ -267,6 +267,7 @@ class StreamNode:
             now_ns=self.now_ns,
         )
         self.advisories = Advisories(server.router, self.info, server.connections.get, self.now_ns)
+        self.advisories.later = server.turns.wait
 
     def _build_replicas(self) -> None:
         server, mesh, options = self.server, self.mesh, self.options

@@ -2,15 +2,18 @@
 
 Owns: ids and times of events, the client they are about, the check that there are subscribers.
 May not touch: what events contain (broker/jetstream/api/advisories.py).
-An event without subscribers costs a cached lookup and is never encoded.
+An event without subscribers costs a cached lookup and is never encoded. Bounds: AT_ONCE advisories
+of deliveries are sent in one go, WAITING_MAX of an account wait for its turns.
 Spec: NATS JetStream advisories ($JS.EVENT.ADVISORY.>)."""
 
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.jetstream.api import advisories
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from broker.server.routing.router import Router
 
 Client = dict[str, object]
+AT_ONCE: Final = 32  # advisories of one pump that are sent with it
+WAITING_MAX: Final = 10_000  # of an account, for its turns; further ones are dropped
 
 
 class _User(Protocol):
@@ -62,6 +67,10 @@ class AdvisedConnection(Protocol):
     def rtt_s(self) -> float: ...
 
 
+def _at_once(act: Callable[[], None], _account: str) -> None:
+    act()
+
+
 @dataclass(slots=True)
 class Advisories:
     """One per node."""
@@ -70,6 +79,9 @@ class Advisories:
     info: AssetInfo
     connection: Callable[[int], AdvisedConnection | None]  # by cid
     now_ns: Callable[[], int]
+    later: Callable[[Callable[[], None], str], None] = _at_once  # in a turn of that account
+    dropped: int = 0  # beyond WAITING_MAX
+    _waiting: dict[str, deque[tuple[Account, Event]]] = field(default_factory=dict)  # by account
 
     def send(self, account: Account, event: Event) -> bool:
         """False when it has no subscribers."""
@@ -107,8 +119,10 @@ class Advisories:
         self, account: Account, stream: str, consumer: Consumer, facts: list[Advisory]
     ) -> None:
         """The advisories of one pump. A purge may end a great many messages at once: interest is
-        checked once per kind."""
+        checked once per kind, and the first ones are sent now, the others in turns of the
+        account."""
         wanted: dict[str, bool] = {}
+        sent = 0 if account.name not in self._waiting else AT_ONCE
         for fact in facts:
             if fact.kind == "resumed":
                 self.of_pause(account, stream, consumer)
@@ -116,7 +130,30 @@ class Advisories:
                 event = advisories.of_delivery(
                     fact, account=account.name, stream=stream, consumer=consumer.name
                 )
-                wanted[fact.kind] = self.send(account, event)
+                if sent < AT_ONCE:
+                    wanted[fact.kind] = self.send(account, event)
+                    sent += wanted[fact.kind]
+                else:
+                    self._send_later(account, event)
+
+    def _send_later(self, account: Account, event: Event) -> None:
+        waiting = self._waiting.get(account.name)
+        if waiting is None:
+            self._waiting[account.name] = deque([(account, event)])
+            self.later(partial(self._send_some, account.name), account.name)
+        elif len(waiting) < WAITING_MAX:
+            waiting.append((account, event))
+        else:
+            self.dropped += 1
+
+    def _send_some(self, account: str) -> None:
+        waiting = self._waiting[account]
+        for _ in range(min(AT_ONCE, len(waiting))):
+            self.send(*waiting.popleft())
+        if waiting:
+            self.later(partial(self._send_some, account), account)
+        else:
+            del self._waiting[account]
 
     def of_pause(self, account: Account, stream: str, consumer: Consumer) -> None:
         event = advisories.consumer_pause(

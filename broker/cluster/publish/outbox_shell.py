@@ -31,6 +31,7 @@ from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
 from broker.jetstream.commands.publish_entry import FAST_SUFFIX, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.publish.checks import HEADER_BYTES_MAX
 from broker.store.block.codec import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
@@ -106,6 +107,10 @@ class Outbox:
         core = self.core
         if core.closed:
             return False
+        if run.has_headers and run.size(start, stop) > HEADER_BYTES_MAX:
+            run, start, stop = self._without_long_headers(run, start, stop)
+            if start == stop:
+                return True
         if not self._scheduled or self.buffered is not None:
             stop = self._admit(run, start, stop)
             if stop == start:
@@ -124,11 +129,28 @@ class Outbox:
             self.turns.hurry()
         self._count()
         if publisher is not None:
-            if core.overfull:
-                self._perform(core.pause(publisher))
-            if self.publishes.held > LEAST_BYTES:
-                self.publishes.wait(publisher)
+            self._hold_back(publisher)
         return True
+
+    def _hold_back(self, publisher: PublishingConnection) -> None:
+        if self.core.overfull:
+            self._perform(self.core.pause(publisher))
+        if self.publishes.held > LEAST_BYTES:
+            self.publishes.wait(publisher)
+
+    def _without_long_headers(self, run: PubRun, start: int, stop: int) -> tuple[PubRun, int, int]:
+        """The range without messages that every replica would refuse, after having parsed tens of
+        thousands of lines. They are answered here."""
+        kept = []
+        for row in range(start, stop):
+            message = run.message(row)
+            if len(message[2]) > HEADER_BYTES_MAX:
+                self._refuse(run, row, row + 1, ErrCode.STREAM_HEADER_EXCEEDS_MAXIMUM)
+            else:
+                kept.append(message)
+        if len(kept) == stop - start:
+            return run, start, stop
+        return PubRun.of(kept), 0, len(kept)
 
     def _count(self) -> None:
         held = self.core.held_bytes + (self._builder.nbytes if self._builder.rows else 0)

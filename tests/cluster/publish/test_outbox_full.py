@@ -4,7 +4,9 @@ number."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
+from broker.wire import PubRun
 from tests.support.outbox_rig import Bench, bodies
 
 REFUSED = {"code": 503, "err_code": 10023, "description": "insufficient resources"}
@@ -77,5 +79,23 @@ def test_beyond_max_buffered_size_publishers_are_told() -> None:
         bench.publish(client, 1)
         await asyncio.sleep(0)
         assert bench.outbox.core.held_rows == 2
+
+    asyncio.run(work())
+
+
+def test_a_message_with_too_many_headers_is_refused_before_replicas_parse_it() -> None:
+    async def work() -> None:
+        bench = Bench()
+        client = bench.client()
+        long = b"NATS/1.0\r\n" + b"Nats-Msg-Id:\r\n" * 5000 + b"\r\n"
+        short = b"NATS/1.0\r\nA: b\r\n\r\n"
+        run = PubRun.of(
+            [(b"orders.x", b"_INBOX.c.%d" % at, long if at % 2 else short, b"") for at in range(4)]
+        )
+        bench.router.publish_run(client, run)
+        await asyncio.sleep(0)
+        refused = [(to, cast(Any, body["error"])["err_code"]) for to, body in bodies(client)]
+        assert refused == [(b"_INBOX.c.1", 10097), (b"_INBOX.c.3", 10097)]
+        assert [batch.rows for batch in bench.sent] == [2]
 
     asyncio.run(work())

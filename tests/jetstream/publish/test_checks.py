@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from broker.jetstream.config import Discard, Retention, Storage
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.incoming_message import TTL_NEVER, parse_ttl
+from broker.jetstream.incoming_message import TTL_NEVER, _named, parse_ttl
 from broker.jetstream.publish.sessions import Duplicate, PublishResult
+from broker.wire import headers as wire_headers
 from tests.support.stream_rig import SECOND, Driver
 
 
@@ -281,3 +283,18 @@ def test_times_of_a_stream_do_not_go_back() -> None:
 )  # fmt: skip
 def test_ttl_values(value: bytes, seconds: int | None) -> None:
     assert parse_ttl(value) == seconds
+
+
+def test_headers_are_found_as_a_line_by_line_search_finds_them() -> None:
+    """The quick search is for blocks in which every CR and LF ends a line."""
+    parts = (b"Nats-A: 1", b"Nats-A: 2", b"nats-a: 3", b"Nats-B:", b"Nats-C", b"X: Nats-D: 4",
+             b"Nats-E:  a:b ", b"", b"Nats-F\n: 5", b"Nats-G: 6\rNats-H: 7", b": 8")  # fmt: skip
+    dice = random.Random(1)
+    for _ in range(2000):
+        lines = dice.choices(parts, k=dice.randint(0, 6))
+        raw = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
+        expected: dict[bytes, bytes] = {}
+        for name, value in wire_headers.parse(raw):
+            if name.startswith(b"Nats-"):
+                expected.setdefault(name, value)
+        assert _named(raw) == expected, raw
