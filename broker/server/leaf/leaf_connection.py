@@ -231,6 +231,7 @@ class LeafConnection(asyncio.Protocol):
         self, account: Account, *, kind: SinkKind, cluster: str, limits: LeafRules, headers: bool
     ) -> LeafSink:
         """The other server belongs to this account from now on."""
+        self.operations.admitted()
         self.outbound.enter_account(account.unsent)
         self.sink = LeafSink(
             self.cid, account, self.profile.context.router, kind=kind, cluster=cluster,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from broker.server.client.close_reason import VIOLATION_REASONS, ClosableConnection, Reason
 from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.outbound import Outbound
-from broker.server.leaf.leaf_profile import LINE_MAX, LeafProfile
+from broker.server.leaf.leaf_profile import FIRST_LINE_MAX, LINE_MAX, LeafProfile
 from broker.server.leaf.leaf_sink import EVERYTHING, LeafSink
 from broker.server.process.log import logger
 from broker.server.routing.fair_queue import TURN_S
@@ -61,7 +61,7 @@ class LeafOperations:
         self._timers = timers
         limits = profile.server_options.limits
         self._parser = ClientParser(
-            max_control_line=LINE_MAX, max_payload=limits.max_payload, leaf=True
+            max_control_line=FIRST_LINE_MAX, max_payload=limits.max_payload, leaf=True
         )
         self._held: list[Any] | None = None
         self._unfinished: tuple[PubRun, int] | None = None  # a run, and the row to continue from
@@ -127,6 +127,10 @@ class LeafOperations:
                 return
         if events and time.perf_counter() > deadline:
             self._end_turn([])
+
+    def admitted(self) -> None:
+        """The other side has an account: its lines may be long."""
+        self._parser.max_control_line = LINE_MAX
 
     # -- turns ------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from broker.server.process.identity import ServerIdentity
 from broker.server.services import Document
 
 LEAFNODE = "LEAFNODE"  # the connection type that users may be bound to
-LINE_MAX = 1 << 20  # of a control line: a CONNECT with a JWT, or a message for many queue groups
+LINE_MAX = 1 << 20  # of a control line: a message for many queue groups
+FIRST_LINE_MAX = 1 << 16  # before the other side is admitted: a CONNECT with a JWT
 DEFAULT_AUTH_SECONDS = 2.0
 
 

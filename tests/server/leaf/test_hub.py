@@ -424,3 +424,21 @@ def test_few_bytes_that_stand_for_many_do_not_hold_others_up() -> None:
             leaf.close()
 
     run(work())
+
+
+def test_lines_are_long_only_after_the_leaf_node_was_admitted() -> None:
+    """Before that anybody could have the server hold a megabyte for each connection."""
+
+    async def work() -> None:
+        async with running(leafnodes=PORT) as server:
+            leaf = await RawLeaf.join(server)
+            leaf.send(b"LMSG " + b"a" * 100_000 + b" 1\r\nx\r\n")
+            assert await leaf.settled() == []
+            leaf.close()
+            stranger = RawLeaf(*await asyncio.open_connection("127.0.0.1", server.leaf_port))
+            await stranger.read_info()
+            stranger.send(b"CONNECT " + b"x" * 100_000)
+            assert b"maximum control line" in await stranger.line()
+            stranger.close()
+
+    run(work())
