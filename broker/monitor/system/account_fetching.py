@@ -2,8 +2,9 @@
 
 Owns: the fetches under way, and which accounts were not found a moment ago.
 May not touch: what a JWT grants; claims.py checks it and puts it into force.
-Bounds: FETCHES_MAX at once, and a client whose account was not found is refused without asking
-again for MISSED_FOR_S: anybody can make up an account.
+Bounds: FETCHES_MAX at once, for addresses in turn, and only for clients that still wait; a client
+whose account was not found is refused without asking again for MISSED_FOR_S: anybody can make up an
+account.
 Spec: nats-server, account resolvers. An account that has to be fetched again and cannot be goes on
 with what is known of it."""
 
@@ -17,6 +18,7 @@ from typing import Final
 
 from broker.config.account_directory import AccountDirectory
 from broker.config.options import ResolverOptions, TlsOptions
+from broker.monitor.system.address_turns import AddressTurns
 from broker.monitor.system.responder import Responder
 from broker.server.client.tls import client_context
 from broker.server.process.log import logger
@@ -44,7 +46,7 @@ class AccountFetching:
         self._responder = responder
         self._observed = responder.observed
         self._install = install
-        self._slots = asyncio.Semaphore(FETCHES_MAX)
+        self._turns = AddressTurns(FETCHES_MAX)
         # Their own: anybody can start fetches from a URL that is slow, and checkpoints, backups and
         # name lookups wait for the threads that all share.
         self._threads = ThreadPoolExecutor(FETCHES_MAX, "account fetch")
@@ -77,16 +79,18 @@ class AccountFetching:
         except OSError:
             return True
 
-    async def fetch(self, account: str) -> None:
-        """Clients of one account wait for the same fetch."""
-        under_way = self._under_way.get(account)
-        if under_way is not None:
+    async def fetch(self, account: str, address: str, *, wanted: Callable[[], bool]) -> None:
+        """For a client at this address, if it is still there when its turn comes. Clients of one
+        account wait for the same fetch."""
+        while (under_way := self._under_way.get(account)) is not None:
             await under_way.wait()
-            return
+            if not self.lacks(account):
+                return  # otherwise the one that it was for has gone
         done = self._under_way[account] = asyncio.Event()
         try:
-            async with self._slots:
-                await self._fetch(account)
+            async with self._turns.taken(address):
+                if wanted():
+                    await self._fetch(account)
         finally:
             del self._under_way[account]
             done.set()

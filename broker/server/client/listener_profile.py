@@ -56,8 +56,8 @@ class FetchedAccounts(Protocol):
 
     def lacks(self, account: str) -> bool: ...
 
-    async def fetch(self, account: str) -> None:
-        """The account is known afterwards, if there is one."""
+    async def fetch(self, account: str, address: str, *, wanted: Callable[[], bool]) -> None:
+        """The account is known afterwards, if there is one and the client was still wanted."""
 
 
 @dataclass(slots=True)

@@ -36,6 +36,8 @@ SYSTEM_QUEUE = b"_sys_"
 
 
 class OperatedConnection(ClosableConnection, BulkReader, Protocol):
+    @property
+    def host(self) -> str: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def first_pong(self) -> None:
@@ -374,7 +376,8 @@ class Operations:
         try:
             account, fetched = login.missing_account(given), self._context.fetched
             if account and fetched is not None:
-                await fetched.fetch(account)
+                host, ended = self._connection.host, self._outbound
+                await fetched.fetch(account, host, wanted=lambda: not ended.closed)
             if login.delegates(given):
                 caller = login.caller(self._connection.tls_document())
                 identity = await self._context.callout.identify(given, caller)

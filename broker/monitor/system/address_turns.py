@@ -1,0 +1,53 @@
+"""A number of places for work that strangers cause; addresses that wait for one take turns.
+
+Owns: who has a place, and the order of those that wait.
+May not touch: the work.
+A flood from one address delays work for another one by one place, not by the whole flood."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class AddressTurns:
+    def __init__(self, places: int) -> None:
+        self._free = places
+        # By address, the one whose turn is next first.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def taken(self, address: str) -> AsyncIterator[None]:
+        """With a place. When cancelled, it goes to the next one."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(address)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, address: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(address, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had come just then
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            address = next(iter(self._waiting))
+            queue = self._waiting.pop(address)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[address] = queue  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
