@@ -32,7 +32,7 @@ from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
-from broker.jetstream.api.requests import REQUIRED_API_LEVEL
+from broker.jetstream.api.requests import REQUIRED_API_LEVEL, RequestBody, SnapshotRequest
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.stream_access import check_delivery, evades_deny
 from broker.jetstream.api.stream_identity import checked_identity
@@ -433,9 +433,8 @@ class ApiService:
                 raise JetStreamError(ErrCode.STREAM_MISMATCH)
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if call.rules is not None and kind in _DELIVERING:
-            asked = await self.streams.decoded(call)
-            sent = asked.config if isinstance(asked, ConsumerCreateRequest) else asked
-            check_delivery(call.rules, sent.deliver_subject, domain=self.domain)
+            subject = _deliver_subject(await self.streams.decoded(call))
+            check_delivery(call.rules, subject, domain=self.domain)
         headers = checked_identity(kind, call.headers, call.payload, assignment.created_ns)
         answer = await self.calls.call(
             assignment.group,
@@ -451,6 +450,12 @@ def answer_bytes(payload: bytes) -> int:
     """What the answer to a direct get may hold: one message, or a batch of them."""
     several = b"batch" in payload or b"multi_last" in payload
     return BATCH_BYTES_MAX if several else MESSAGE_BYTES
+
+
+def _deliver_subject(body: RequestBody) -> str:
+    if isinstance(body, ConsumerCreateRequest):
+        return body.config.deliver_subject
+    return body.deliver_subject if isinstance(body, SnapshotRequest) else ""
 
 
 def _required_level(headers: bytes) -> bytes | None:

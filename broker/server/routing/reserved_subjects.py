@@ -28,7 +28,9 @@ NAMING = (b"Nats-Schedule-Target", b"Nats-Scheduler")
 def refusals(run: PubRun, rules: PublishRules | None) -> dict[int, str]:
     """Row -> text of the -ERR. Checked per segment; row by row only where replies differ."""
     suspect = REPLIES if rules is None else REPLIES + SERVICES
-    found = {} if rules is None or not run.has_headers else _closed_targets(run, rules)
+    found: dict[int, str] = {}
+    if rules is not None and run.has_headers:
+        found = _closed_targets(run, rules)
     if len(run) == 1 and not found:
         subject, reply = run.names(0)
         if not subject.startswith(SUBJECTS) and not reply.startswith(suspect):
