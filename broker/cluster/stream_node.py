@@ -1,7 +1,6 @@
 """The streams of this node, assembled: storage, Raft groups, replicas, publishing.
 
-Owns: building and wiring these parts, which of them is notified of what, and the order in which
-they start and stop.
+Owns: building and wiring these parts, who is notified of what, the order of start and stop.
 May not touch: how any of them works. The API and monitoring are built on top, in assembly.py."""
 
 from __future__ import annotations

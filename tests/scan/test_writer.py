@@ -200,7 +200,8 @@ def test_a_row_that_the_stream_refuses_is_named(tmp_path: Path) -> None:
 
 
 def test_what_waits_for_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_batches, "HELD_BYTES_MAX", 20_000)  # less than two blocks
+    less_than_two_blocks = write_batches.REQUEST_BYTES + 20_000
+    monkeypatch.setattr(write_batches, "HELD_BYTES_MAX", less_than_two_blocks)
 
     def look(port: int) -> None:
         out = writer(port, "w")

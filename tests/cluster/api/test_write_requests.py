@@ -101,6 +101,7 @@ def test_blocks_of_an_account_do_not_overtake_each_other() -> None:
         writes = service(spawn=lambda one, _: tasks.append(asyncio.ensure_future(one)))
         writes.lookup, writes.calls = cast(Any, SimpleNamespace(find=find)), cast(Any, Calls())
         writes.level, writes.disk_refuses = (lambda: 99), (lambda *_: False)
+        writes.replica = lambda *_: None  # the leader is another node
         for row in range(20):
             subjects = [b"s.%d.%d" % (row, at) for at in range(20_000 if row % 4 == 0 else 1)]
             head = b'{"writer":"w","epoch":0,"row":%d}\n' % row
