@@ -114,6 +114,10 @@ class LeafSink:
 
     # -- its messages -----------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        return self._outbound.closed
+
     def skips(self, sink: Sink) -> bool:
         """Its messages go neither back nor to another member of its cluster. Those of a hub do not
         go to our other nodes: each has a connection of its own; what the cluster has as a whole

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from broker.accounts import Account
 from broker.server.routing.bulk_service import BulkService
 from broker.server.routing.fair_queue import TURN_S
+from broker.server.routing.fan_out import FanOut, deal, deliver_limited
 from broker.subjects import (
     LINKS,
     NOTICED,
@@ -42,6 +43,9 @@ class Publisher(PublishingConnection, Sink, Protocol):
     account: Account
     no_responders: bool
     guarded: bool  # its publishes must pass check_publish
+
+    @property
+    def closed(self) -> bool: ...
 
     @property
     def groups(self) -> frozenset[bytes] | None:
@@ -81,6 +85,8 @@ class Router:
         self._timed: tuple[bytes, ...] = ()
         self._family = b""
         self._family_start: bytes | None = None  # a cheap test before that of the whole prefix
+        # Where the turn of a publisher ended between two recipients of a message.
+        self._unfinished: dict[Publisher, FanOut] = {}
 
     def serve_in_bulk(self, service: BulkService) -> None:
         """This service takes whole runs; it subscribes like any other."""
@@ -147,6 +153,10 @@ class Router:
     def publish_rest(self, publisher: Publisher, run: PubRun, first: int) -> int:
         """As `publish_run`, for a run that `publish_one` did not take."""
         deadline = time.perf_counter() + TURN_S
+        if self._unfinished and publisher in self._unfinished:
+            first = self._finish(publisher, run, first, deadline)
+            if publisher in self._unfinished or first == len(run):
+                return first
         bulk = self._bulk
         spans = bulk.compact_spans(run) if bulk is not None else None
         recipient = (
@@ -263,10 +273,27 @@ class Router:
                 if reached < end:
                     return reached
                 continue
-            covered = self._fan_out(publisher, found, run, row, end)
-            if covered < end:
-                self._not_taken(publisher, run, covered, end)
+            fan_out = FanOut(found, run, row, end)
+            if not self._deliver(publisher, fan_out, deadline):
+                return row
         return stop
+
+    def _deliver(self, publisher: Publisher, fan_out: FanOut, deadline: float) -> bool:
+        """False: the turn of the publisher is over, and the rest goes first in the next one."""
+        if not fan_out.go_on(publisher, deadline):
+            self._unfinished = {one: it for one, it in self._unfinished.items() if not one.closed}
+            self._unfinished[publisher] = fan_out
+            return False
+        if fan_out.covered < fan_out.stop:
+            self._not_taken(publisher, fan_out.run, fan_out.covered, fan_out.stop)
+        return True
+
+    def _finish(self, publisher: Publisher, run: PubRun, first: int, deadline: float) -> int:
+        """The row that comes next; `first` if the turn ended again in the middle of it."""
+        fan_out = self._unfinished.pop(publisher, None)
+        if fan_out is None or fan_out.run is not run or fan_out.start != first:
+            return first
+        return fan_out.stop if self._deliver(publisher, fan_out, deadline) else first
 
     def _to_one(
         self, publisher: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
@@ -378,33 +405,13 @@ class Router:
             if not queue:
                 for sub in found.plain:
                     if sub.sink.kind in OWN and not skips(sub.sink):
-                        delivered += _deliver_limited(sub, run, start, stop, publisher) - start
+                        delivered += deliver_limited(sub, run, start, stop, publisher) - start
                 continue
             for pool in found.local_queues():
                 if pool[0].queue == queue:
-                    taken = _deal(pool, run, start, stop, publisher, skips=skips)
+                    taken = deal(pool, run, start, stop, publisher, skips=skips)
                     delivered += taken - start
         return delivered
-
-    def _fan_out(
-        self, publisher: Publisher, found: Match, run: PubRun, start: int, stop: int
-    ) -> int:
-        """Returns the row up to which every message was delivered."""
-        skips, groups = publisher.skips, publisher.groups
-        covered = start
-        for sub in found.plain:
-            if not skips(sub.sink):
-                covered = max(covered, _deliver_limited(sub, run, start, stop, publisher))
-        for pool in found.queues:
-            if groups is not None and pool[0].queue not in groups:
-                continue
-            reached = _deal(pool, run, start, stop, publisher, skips=skips)
-            if reached < stop and found.spare is not None:
-                spare = found.spare.get(pool[0].queue)
-                if spare:
-                    reached = _deal(spare, run, reached, stop, publisher, skips=skips)
-            covered = max(covered, reached)
-        return covered
 
     def _tell_no_responders_rows(
         self, publisher: Publisher, run: PubRun, start: int, stop: int
@@ -453,46 +460,3 @@ def _plain_client(found: Match) -> Subscription | None:
         return None
     # A watchful client inspects each message: it needs deliver().
     return None if cast(InspectingSink, sub.sink).watchful else sub
-
-
-def _deliver_limited(
-    sub: Subscription, run: PubRun, start: int, stop: int, publisher: PublishingConnection | None
-) -> int:
-    """Deliver up to the limit of the subscription; returns the row after the last one taken."""
-    if sub.max_msgs:
-        stop = min(stop, start + sub.max_msgs - sub.delivered)
-    if stop <= start or not sub.sink.deliver_run(sub, run, start, stop, publisher):
-        return start
-    return stop
-
-
-def _deal(
-    pool: list[Subscription],
-    run: PubRun,
-    start: int,
-    stop: int,
-    publisher: PublishingConnection | None,
-    *,
-    skips: Callable[[Sink], bool],
-) -> int:
-    """Deal the rows to the members in slices, beginning with a random one: one call per slice.
-
-    A slice that a member refuses goes to the next one. Returns the row after the last one taken."""
-    count = len(pool)
-    turn = randrange(count) if count > 1 else 0
-    share = -(-(stop - start) // count)
-    row = start
-    refusals = 0
-    while row < stop and refusals < count:
-        sub = pool[turn]
-        turn = (turn + 1) % count
-        end = min(row + share, stop)
-        taken = row
-        if not sub.closed and not skips(sub.sink):
-            taken = _deliver_limited(sub, run, row, end, publisher)
-        if taken == row:
-            refusals += 1
-        else:
-            refusals = 0
-            row = taken
-    return row
