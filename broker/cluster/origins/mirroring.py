@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from broker.cluster.origins.origin_reader import (
     DROPPED_HEADERS,
@@ -35,6 +36,7 @@ from broker.jetstream.stream.sourcing import (
 from broker.store.block.codec import Block, BlockBuilder, append_sourced
 from broker.wire import headers as wire_headers
 
+STARTED_PER_TURN = 4  # readers of one stream
 MIRROR = ""  # the key of a stream's mirror among its origins; sources have their own
 
 
@@ -123,12 +125,14 @@ class MirrorsAndSources:
     access: OriginAccess
     spawn: Callable[[Awaitable[None], str], object]
     _running: dict[int, dict[str, OriginReader]] = field(default_factory=dict)  # by group, key
+    _wanted: dict[int, dict[str, StreamSource]] = field(default_factory=dict)  # the same
 
     def infos(self, group: int) -> dict[StreamSource, SourceInfo]:
         """Infos of the origins that are being read for a stream that this node leads."""
         return {reader.source: reader.info() for reader in self._running.get(group, {}).values()}
 
     def leadership_changed(self, replica: FilledStream, leads: bool) -> None:  # noqa: FBT001
+        self._wanted.pop(replica.group, None)
         for reader in self._running.pop(replica.group, {}).values():
             _cancel(reader)
         if leads:
@@ -141,18 +145,38 @@ class MirrorsAndSources:
         for key, reader in list(running.items()):
             if reader.source != wanted.get(key):
                 _cancel(running.pop(key))
-        for key, source in wanted.items():
-            if key not in running:
-                kind = Mirror if key == MIRROR else Sourcing
-                target: OriginTarget = kind(replica, source)
-                reader = running[key] = OriginReader(self.access, replica, source, target)
-                name = f"stream {replica.name} reads {source.name}"
-                self.spawn(self._owned(reader, name), name)
-        if not running:
-            del self._running[replica.group]
+        self._wanted[replica.group] = wanted
+        missing = iter([key for key in wanted if key not in running])
+        for key in islice(missing, STARTED_PER_TURN):
+            self._start(replica, key, wanted[key])
+        if later := list(missing):
+            self.spawn(self._start_later(replica, later, wanted), f"origins of {replica.name}")
+        if not wanted:
+            del self._running[replica.group], self._wanted[replica.group]
 
-    async def _owned(self, reader: OriginReader, name: str) -> None:
+    async def _start_later(
+        self, replica: FilledStream, keys: list[str], wanted: dict[str, StreamSource]
+    ) -> None:
+        """A few per turn of the loop: a stream may have thousands of sources."""
+        for at in range(0, len(keys), STARTED_PER_TURN):
+            await asyncio.sleep(0)
+            if self._wanted.get(replica.group) is not wanted:
+                return  # of another configuration, or not led here any more
+            for key in keys[at : at + STARTED_PER_TURN]:
+                self._start(replica, key, wanted[key])
+
+    def _start(self, replica: FilledStream, key: str, source: StreamSource) -> None:
+        kind = Mirror if key == MIRROR else Sourcing
+        target: OriginTarget = kind(replica, source)
+        reader = OriginReader(self.access, replica, source, target)
+        self._running[replica.group][key] = reader
+        name = f"stream {replica.name} reads {source.name}"
+        self.spawn(self._owned(reader, replica.group, key, name), name)
+
+    async def _owned(self, reader: OriginReader, group: int, key: str, name: str) -> None:
         """Cancelling one reader must not look like a failure of the server's task."""
+        if self._running.get(group, {}).get(key) is not reader:
+            return  # cancelled before it began
         reader.task = asyncio.create_task(reader.run(), name=name)
         await asyncio.wait([reader.task])
         if not reader.task.cancelled() and (problem := reader.task.exception()) is not None:
