@@ -210,19 +210,19 @@ class RaftLog:
         self.last_index = self.written = self.persisted = meta.index
         self.configurations.restart_at(meta)
 
-    def release(self, handed: Index) -> None:
+    def release(self, handed: Index, *, needed: bool = True) -> None:
         """Evict old tail entries that are on disk and were handed out to be applied.
 
-        A tail within its bound is kept for followers that are a little behind. Beyond the bound
-        half of it is dropped at once, so that the cost of moving the rest is spread over many
-        entries."""
+        A tail within its bound is kept for followers that are a little behind, unless none needs
+        it. Beyond the bound half of it is dropped at once, so that the cost of moving the rest is
+        spread over many entries."""
         tail_bytes, room = self._tail_bytes, self._room
         room.used += tail_bytes - self._counted_bytes
         self._counted_bytes = tail_bytes
         share = room.most if room.used <= room.most else CROWDED_TAIL_BYTES
-        if tail_bytes <= self._tail_bytes_max and tail_bytes <= share:
+        bytes_max = min(self._tail_bytes_max, share) if needed else 0
+        if tail_bytes <= bytes_max:
             return
-        bytes_max = min(self._tail_bytes_max, share)
         first, tail = self._first, self._tail
         limit = min(self.persisted, handed) - first + 1
         goal = self._tail_bytes - bytes_max // 2

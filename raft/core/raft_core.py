@@ -208,6 +208,7 @@ class RaftCore:
             case MessageKind.HEARTBEAT:
                 if self._follower.on_heartbeat(message):
                     self.asleep = True
+                    self.log.release(self._local.handed, needed=False)
             case MessageKind.HEARTBEAT_REPLY:
                 self._on_heartbeat_reply(message)
             case MessageKind.SNAPSHOT:
@@ -313,7 +314,7 @@ class RaftCore:
         if log.persisted > before:
             if election.leading is not None:
                 self._advance_commit(election.leading)
-            log.release(self._local.handed)
+            log.release(self._local.handed, needed=not self.leads_alone())
 
     def applied(self, index: Index) -> None:
         """The state machine has applied everything up to index."""
@@ -455,16 +456,15 @@ class RaftCore:
         return leading is not None and leading.keeps_quorum(reachable)
 
     def sleep(self) -> None:
-        """Send the group to sleep: no ticks and no heartbeats until a message, a proposal or a
-        lost node wakes it. The host must watch the nodes meanwhile."""
+        """No ticks and no heartbeats until a message, a proposal or a lost node wakes the group."""
         leading = self._election.leading
         if leading is not None:
             leading.send_to_sleep(self._commitment.index)
             self.asleep = True
+            self.log.release(self._local.handed, needed=False)
 
     def wake(self, because_of: NodeId | None = None) -> None:
-        """Start to count time again. A follower that is woken by another node than its leader
-        tells the leader, which would otherwise learn it only from an election."""
+        """Start to count time again. A follower that another node wakes tells its leader."""
         if not self.asleep:
             return
         self.asleep = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from raft.core.log import CROWDED_TAIL_BYTES, MemoryReader, RaftLog, TailRoom
 from raft.types import Index
-from tests.support.core_rig import entry
+from tests.support.core_rig import A, B, C, core_of, drain, elect, entry
 
 TAIL = 1 << 20
 
@@ -33,3 +35,31 @@ def test_a_group_that_leaves_makes_room() -> None:
         filled(room).leave()
     assert room.used == 0
     assert filled(room)._tail_bytes > TAIL // 2
+
+
+def test_a_tail_that_no_follower_needs_is_dropped() -> None:
+    room = TailRoom(4 * TAIL)
+    log = filled(room)
+    log.append(entry(15, 1, bytes(64 << 10)))
+    log.release(Index(14), needed=False)
+    assert [log.term(Index(index)) for index in (14, 15)] == [1, 1]
+    assert room.used == log._tail_bytes < TAIL // 8, "what is not on disk stays"
+    log.take_unwritten(1 << 40)
+    log.persisted = log.written
+    log.release(Index(15), needed=False)
+    assert room.used == log._tail_bytes == 0
+    assert log.term(Index(15)) == 1
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_leader_keeps_a_tail_for_its_followers_only(alone: bool) -> None:
+    core = core_of(A, (A,) if alone else (A, B, C))
+    elect(core, *(() if alone else (B,)))
+    for _ in range(20):
+        core.propose(bytes(1000))
+        for _ in range(2):
+            ready = drain(core)
+            if ready.committed:
+                core.applied(ready.committed[-1].index)
+    kept = core.log._tail_bytes
+    assert kept < 3000 if alone else kept > 20_000
