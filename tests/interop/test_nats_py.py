@@ -156,7 +156,7 @@ def test_pull_consumers(run: Runner) -> None:
         assert [message.metadata.sequence.stream for message in rest] == [5, 6, 7, 8, 9, 10]
         for message in rest:
             await message.ack_sync()
-        with pytest.raises(nats.errors.TimeoutError):
+        with pytest.raises(TimeoutError):
             await subscription.fetch(1, timeout=0.2)
         info = await context.consumer_info("S", "D")
         assert (info.num_pending, info.num_ack_pending) == (0, 0)
