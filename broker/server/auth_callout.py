@@ -1,7 +1,7 @@
 """Asks the authorization service about clients that want to connect.
 
-Owns: the requests under way, and this server's keys for them.
-May not touch: what requests and answers mean (broker/accounts/callout.py), connections.
+Owns: the requests in flight, and this server's keys for them.
+May not touch: the format of requests and answers (broker/accounts/callout.py), connections.
 The service may be connected to any node: request and answer are ordinary messages in its account.
 Spec: NATS authorization callout (ADR-26)."""
 
@@ -45,7 +45,8 @@ class Accounts(Protocol):
 
 
 class AuthCallout:
-    """One per server. A service that is silent, lies or is not there refuses the client."""
+    """One per server. The client is refused if the service is absent, does not answer in time, or
+    sends an answer that cannot be verified."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class AuthCallout:
         finally:
             del self._waiting[token]
         try:
-            if options.xkey and is_sealed(answer):  # its signature counts either way
+            if options.xkey and is_sealed(answer):  # the signature is checked either way
                 answer = self._keys().open(answer, options.xkey)
             return answer.decode()
         except (BadSeal, UnicodeDecodeError) as bad:
@@ -163,4 +164,4 @@ class AuthCallout:
 
 
 def _unheard(_cid: int, _account: Account, _claimed: Identity | None, _reason: str) -> None:
-    """Before the system account is served."""
+    """Does nothing: used until the system account is served."""

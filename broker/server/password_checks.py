@@ -1,11 +1,11 @@
-"""Passwords that are stored as bcrypt hashes are checked on a thread of low priority.
+"""Checks passwords against bcrypt hashes, on one thread of low priority.
 
-Owns: that thread, and the checks that wait for it.
+Owns: that thread, and the queue of checks.
 May not touch: credentials; a check is a function.
-A hash takes a tenth of a second of a core. On the threads that everything else uses, a flood of
-wrong passwords would take every core and the place of all other work there. Addresses take turns: a
-flood from one of them delays a login from another by one check. A check that nobody waits for any
-more, because its connection has ended, is left out."""
+A hash takes a tenth of a second of CPU. On the shared thread pool, a flood of wrong passwords would
+use every core and block all other work of the pool. The queue is round-robin by address: a flood
+from one address delays a login from another by one check. A check whose connection has closed is
+skipped."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class PasswordChecks(Generic[T]):
     """One per server. The thread starts with the first check."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[_Check[T]]] = {}  # by address, the next one first
+        self._waiting: dict[str, deque[_Check[T]]] = {}  # by address, the next address first
         self._busy = False
         self._thread: ThreadPoolExecutor | None = None
 
     async def check(
         self, address: str, work: Callable[[], T], *, wanted: Callable[[], bool]
     ) -> T | None:
-        """What `work` returns; None if it is no longer wanted when its turn comes."""
+        """Returns what `work` returns; None if `wanted()` is False when its turn comes."""
         verdict: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(address, deque()).append(_Check(work, wanted, verdict))
         self._next()

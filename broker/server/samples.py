@@ -1,7 +1,7 @@
-"""Numbers for /metrics: families, samples, and their text.
+"""Metric families and samples, and their Prometheus text form.
 
-Owns: the vocabulary that the parts of a node report their numbers in, and its text form.
-May not touch: where numbers come from.
+Owns: the types in which the parts of a node report metrics, and their text form.
+May not touch: where the values come from.
 Spec: Prometheus text exposition format 0.0.4: the samples of a family stand together, under one
 HELP and one TYPE line."""
 
@@ -71,8 +71,8 @@ class Exposition:
     def add_histogram(
         self, family: Family, bounds: Sequence[float], counts: Sequence[int], total: float
     ) -> None:
-        """`counts[i]` observations were below `bounds[i]` and not below the bound before; one more
-        count is for those above all bounds."""
+        """`counts[i]` is the number of observations in [bounds[i-1], bounds[i]); the last count is
+        that of observations above all bounds."""
         lines, seen = self._of(family), 0
         for bound, count in zip(bounds, counts, strict=False):
             seen += count

@@ -1,7 +1,7 @@
 """The core server: builds its tables and listeners and wires them.
 
-Owns: nothing but its parts. Each part owns one table: accounts, connections, INFO, client URLs,
-listeners. Others are given the part they need.
+Owns: only its parts. Each part owns one table: accounts, connections, INFO, client URLs,
+listeners. Other modules are given the part they need.
 May not touch: streams, Raft, the monitor; main.py adds them and decides the order of start and
 stop.
 Spec: NATS server configuration; nats-server, lame duck mode."""
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from broker.server.listeners.websocket_listener import WebSocketListener
 
 CLOSE_PAUSE_SECONDS_MAX = 1.0
-CLIENTS_AT_ONCE = 64  # that a reload looks at in its own turn; the others in later ones
+CLIENTS_AT_ONCE = 64  # clients that a reload checks in its own turn; the rest follow in later turns
 
 
 def _cannot_restart(reason: str) -> None:
@@ -110,7 +110,7 @@ class Server:
         self.leaf_listener: LeafListener | None = None
         self.lag: LoopLag | None = None
         self.lame_duck = False
-        # Stop and start the process again, for this reason. The process sets it.
+        # Restarts the process, for the given reason. Set by main.py.
         self.restart: Callable[[str], None] = _cannot_restart
 
     # -- what others ask --------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Server:
         return self.urls.own_websocket()
 
     def set_cluster_urls(self, urls: list[str], ws_urls: Sequence[str] = ()) -> None:
-        """Client URLs of the peers, in a stable order; clients are sent real changes only."""
+        """Client URLs of the peers, in a stable order. Clients are sent INFO only on a change."""
         if self.urls.set_peers(urls, ws_urls):
             self._update_info()
 
@@ -168,7 +168,7 @@ class Server:
             self.leaf_listener.set_peer_urls(urls)
 
     def leave_urls(self) -> None:
-        """This server is no place for clients any more: they are told of its peers only."""
+        """Stop advertising this server: clients are sent only the URLs of its peers."""
         self.urls.withdrawn = True
         self._update_info()
 
@@ -238,7 +238,7 @@ class Server:
             connection.pause_reading()
 
     def send_clients_away(self) -> None:
-        """They get no more bytes; what they have sent is still read until they close."""
+        """Half-close all client connections: what clients have sent is read until they close."""
         self._close_leafs()
         self.connections.leave_all(Reason.SERVER_SHUTDOWN)
 
@@ -260,7 +260,7 @@ class Server:
         self.stop_accepting()
 
     async def close_gradually(self) -> None:
-        """Lame duck mode: tell the clients, wait, then close them one by one."""
+        """Lame duck mode: notify the clients, wait, then close their connections one by one."""
         if not self.connections:
             return
         self._update_info(ldm=True)
@@ -282,7 +282,7 @@ class Server:
         StartFailed when the certificates cannot be read."""
         for block in (options.websocket, options.leafnodes, options.cluster):
             if block is not None and block.tls is not None:
-                load_context(block.tls)  # raises before anything has changed
+                load_context(block.tls)  # may raise: before anything has changed
         self.settings.replace(options)
         self.accounts.reconfigure(_accounts_of(options))
         self._imports.join(options.accounts)
@@ -297,8 +297,8 @@ class Server:
         self.clients.spawn(self._go_on(walk), name="reload")
 
     def _apply_to_clients(self, connections: list[OpenConnection]) -> Steps[None]:
-        """Thousands of clients are not looked at in one go. A reload that comes meanwhile looks at
-        them all again."""
+        """Check open connections against the new configuration, in steps. A reload that comes
+        meanwhile checks them all again."""
         for connection in connections:
             if not connection.closed:
                 connection.apply_limits(self.options.limits)

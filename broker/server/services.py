@@ -38,18 +38,18 @@ class BulkReader(Protocol):
         """What its user may publish to; None: everything."""
 
     def refuse_publish(self, subject: bytes) -> None:
-        """Tell the client that it may not publish there."""
+        """Send the client a permissions violation for publishing to `subject`."""
 
     def queue(self, data: bytes | memoryview) -> None:
         """Append to the outbound buffer."""
 
     async def drained(self) -> None:
-        """Wait until the socket takes more. Raises ConnectionResetError when it never will."""
+        """Wait until the socket accepts more. Raises ConnectionResetError if the client is gone."""
 
 
 class BulkReads(Protocol):
     """Serves the SCAN operation. While a scan runs, the connection sends nothing else."""
 
     async def scan(self, connection: BulkReader, request_json: bytes) -> None:
-        """Serve one bulk read on this connection, if its user may read the stream; errors are
-        answered, not raised."""
+        """Serve one bulk read on this connection, if its user may read the stream. Errors are sent
+        to the client, not raised."""

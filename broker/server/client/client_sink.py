@@ -26,7 +26,7 @@ OK = b"+OK\r\n"
 
 
 class ClientSink:
-    """Sink and publisher of one connection; one call moves a whole segment of a run."""
+    """Sink and publisher of one connection. One call delivers a whole segment of a run."""
 
     kind = SinkKind.CLIENT
     groups = None  # what a client publishes is for all queue groups
@@ -42,7 +42,7 @@ class ClientSink:
         error: Callable[[str], None],
     ) -> None:
         self.cid = cid
-        # From CONNECT; before it the defaults of the protocol hold.
+        # Set by CONNECT; until then, the protocol's defaults.
         self.name = ""
         self.echo = True
         self.verbose = True
@@ -53,7 +53,7 @@ class ClientSink:
         self.subs: dict[bytes, Subscription] = {}
         self.guarded = True  # its publishes must pass check_publish
         self.permissions: PermissionSet | None = None
-        self.watchful = False  # deliveries are inspected one by one: permissions or -V
+        self.watchful = False  # inspect each delivery: for permissions, or for the trace log (-V)
         self.in_msgs = 0
         self.in_bytes = 0
         self.out_msgs = 0
@@ -145,7 +145,8 @@ class ClientSink:
         return True
 
     def _hold_back(self, publisher: PublishingConnection) -> None:
-        """A publisher of another account waits for a moment at most, and for this client only."""
+        """Backpressure on a publisher. One of another account is only stalled (for a bounded time)
+        for this client's own queue, never for the account's total."""
         if publisher.cid in self.account.connections:
             self._outbound.wait_for_readers(publisher)
         elif self._outbound.queued_bytes > self._outbound.stall_above:
@@ -154,7 +155,7 @@ class ClientSink:
     def deliver_answers(
         self, sub: Subscription, data: bytes, *, messages: int, payload_bytes: int
     ) -> bool:
-        """As deliver_encoded, for a subscription without a limit, and written at once."""
+        """Like deliver_encoded, for a subscription without a message limit; writes immediately."""
         outbound = self._outbound
         if outbound.closed or sub.closed:
             return False
@@ -165,7 +166,8 @@ class ClientSink:
         return True
 
     def _inspect(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
-        """Whether this subject may reach the client; a granted request permits its reply."""
+        """Whether the client may receive this subject. If so, it may publish to the reply subject
+        (`allow_responses`)."""
         permissions = self.permissions
         if permissions is None:
             return True

@@ -1,4 +1,4 @@
-"""The socket of one client: its transport, the TLS session on it, and the pauses of its reading.
+"""The socket of one client: its transport, the TLS session on it, and pausing of reads.
 
 Owns: the transport from accept to close, and the bytes between it, TLS and compression.
 May not touch: what the bytes mean, or which of them wait to be written (outbound.py).
@@ -101,7 +101,7 @@ class ClientSocket:
         return self._pauses
 
     def pause_reading(self) -> None:
-        """Pauses are counted: reading resumes after as many calls of resume_reading()."""
+        """Pauses are counted: reading resumes after the same number of resume_reading() calls."""
         self._pauses += 1
         transport = self._readable()
         if self._pauses == 1 and transport is not None:
@@ -114,15 +114,15 @@ class ClientSocket:
             transport.resume_reading()
 
     def _readable(self) -> asyncio.Transport | None:
-        """A transport whose peer has gone raises on every call until connection_lost."""
+        """None when the transport is closing: its methods would raise until connection_lost."""
         transport = self.transport
         return None if transport is None or transport.is_closing() else transport
 
     # -- the end ----------------------------------------------------------------------------
 
     def half_close(self) -> bool:
-        """Send nothing more after what the transport holds; what the client sends is still read.
-        False: this transport cannot do that."""
+        """Close the sending side after what the transport has buffered; reading continues.
+        Returns False if this transport cannot half-close."""
         transport = self._readable()
         if transport is None or not transport.can_write_eof():
             return False
@@ -133,7 +133,7 @@ class ClientSocket:
         return True
 
     def close(self) -> None:
-        """Close once the transport has written what it holds."""
+        """Close once the transport has written its buffer."""
         if self.transport is not None:
             if self.tls is not None:
                 self.write_raw(self.tls.farewell())

@@ -43,7 +43,7 @@ VIOLATION_REASONS = {
 
 
 class ClosableConnection(Protocol):
-    """A connection, as its parts see it: they may answer with an error and end it."""
+    """A connection, as its parts see it: they can send an error and close it."""
 
     @property
     def label(self) -> str:

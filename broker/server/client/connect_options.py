@@ -70,7 +70,7 @@ class ConnectOptions:
         )
 
     def completed(self, brought: Credentials) -> ConnectOptions:
-        """A copy that takes credentials from `brought` (a cookie) where CONNECT has none."""
+        """A copy in which credentials missing from CONNECT come from `brought` (a cookie)."""
         if brought.empty and not brought.jwt:
             return self
         return replace(

@@ -1,7 +1,7 @@
 """One client connection: its parts, its greeting, and how it is closed.
 
 Owns: the parts of one connection (socket, outbound buffer, timers, login, operations, the sink
-that the router knows) and their common life from accept to close.
+that the router knows) and their lifetime from accept to close.
 May not touch: what the parts do; other connections.
 Spec: NATS client protocol, INFO and TLS; nats-server's slow consumers and closed states."""
 
@@ -34,7 +34,7 @@ from broker.server.services import Document
 from broker.subjects import PublishRules, Subscription
 from broker.wire import ClientParser
 
-LEAVING_AT_ONCE = 200  # subscriptions of a closed client that are removed in one go
+LEAVING_AT_ONCE = 200  # subscriptions of a closed client that are removed in one turn
 NOTHING_BROUGHT = Credentials()
 OPEN_BEFORE_PING_SECONDS = 2.0
 
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         self.outbound.flush()
 
     def clear_info(self) -> None:
-        """handshake_first with a fallback, and the client sent nothing: send INFO unencrypted."""
+        """Fallback of handshake_first: the client started no handshake, so send INFO in clear."""
         if not self._info_sent and not self.closed:
             self._send_first_info()
 
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
         )
 
     def update_info(self, *, ldm: bool = False) -> None:
-        """INFO for a client that understands more than one."""
+        """Send INFO again, if the client's protocol version allows more than one."""
         if self.connect.protocol >= 1 and self._first_pong_sent:
             self.send_info(ldm=ldm)
 
@@ -263,7 +263,8 @@ class Connection(asyncio.Protocol):
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, reason: Reason) -> None:
-        """Flush what is queued, then close; a client that does not read has the write deadline."""
+        """Flush the queue, then close. A client that does not read is closed after the write
+        deadline."""
         if self.closed:
             return
         self.outbound.flush()
@@ -275,9 +276,9 @@ class Connection(asyncio.Protocol):
             self.outbound.start_deadline()
 
     def leave(self, reason: Reason) -> None:
-        """Send the client away: it gets the end of the stream behind what was sent so far. Until
-        it has closed its side, what it has sent before it noticed is still read and done. Its
-        subscriptions end here; it subscribes again where it goes."""
+        """Ask the client to reconnect elsewhere: half-close the socket behind what was sent so
+        far. Until the client closes its side, operations it had already sent are still carried
+        out. Its subscriptions end now; it subscribes again where it reconnects."""
         if self.closed:
             return
         self.outbound.flush()
@@ -302,20 +303,20 @@ class Connection(asyncio.Protocol):
         self.outbound.closed = True
         self.timers.stop()
         self._context.connections.remove(self)
-        # Members of queue groups first: a closed subscription that is still in a table accepts no
-        # messages, and its group continues with the next member.
+        # Until it is removed from the tables, a closed subscription refuses messages, and its
+        # queue group tries the next member.
         self._leave(self._leaving())
 
     def _leaving(self) -> Iterator[Subscription]:
-        """All subscriptions, members of queue groups first. Not sorted: there may be a hundred
-        thousand."""
+        """All subscriptions, queue group members first. Two passes instead of a sort: there may
+        be 100,000 of them."""
         subs = list(self.subs.values())
         yield from [sub for sub in subs if sub.queue]
         yield from (sub for sub in subs if not sub.queue)
 
     def _leave(self, subs: Iterator[Subscription]) -> None:
-        """Remove subscriptions from the tables, a bounded number at a time, in turns of the
-        account: many clients that leave get no more of the loop than one."""
+        """Remove subscriptions from the tables, a bounded number per turn of the account, so that
+        many closing clients take no more of the loop than one."""
         for sub in islice(subs, LEAVING_AT_ONCE):
             self.client.drop_subscription(sub)
         if self.subs:
@@ -434,8 +435,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def pingable(self) -> bool:
-        """No PING of ours before the first PONG, except to an old client, and none inside the
-        bytes of a bulk read."""
+        """Whether we may send PING now: not in the middle of a bulk read, and not before the first
+        PONG was sent, unless the connection is older than OPEN_BEFORE_PING_SECONDS."""
         if self.operations.scans:
             return False
         age = self._loop.time() - self._opened
@@ -454,7 +455,7 @@ class Connection(asyncio.Protocol):
         self._context.connections.admitted(self)
 
     def apply_limits(self, limits: Limits) -> None:
-        """Settings that a reload may change for open connections."""
+        """Apply the limits that a reload may change for open connections."""
         self.outbound.set_limits(
             max_pending=limits.max_pending,
             write_deadline_ns=limits.write_deadline_ns,
@@ -462,6 +463,6 @@ class Connection(asyncio.Protocol):
         )
 
     def reauthenticate(self) -> None:
-        """The configuration has changed."""
+        """Check the user again: the configuration has changed."""
         if self.login.connect_received or self.login.authorized:
             self.login.reauthenticate()

@@ -34,7 +34,7 @@ class TimedConnection(ClosableConnection, Protocol):
 
 
 class ConnectionTimers:
-    """One timer at a time: handshake, then CONNECT, then pings until the end."""
+    """One timer at a time: TLS handshake, then CONNECT, then pings until the close."""
 
     __slots__ = (
         "_begun",
@@ -106,7 +106,7 @@ class ConnectionTimers:
     # -- CONNECT ----------------------------------------------------------------------------
 
     def await_connect(self) -> None:
-        """Only a server that wants credentials sets a deadline for them."""
+        """Start the authentication timeout, if this server requires credentials."""
         connection = self._connection
         if connection.authorized:
             self.start_pings()
@@ -130,7 +130,7 @@ class ConnectionTimers:
         self._connection.fail(farewell, Reason.AUTHENTICATION_EXPIRED)
 
     def _read_first(self) -> None:
-        """Let the loop read once more: a CONNECT that is already in the socket is in time."""
+        """Let the loop read once more: a CONNECT already in the socket buffer is in time."""
         self._arm(0.0, self._auth_timeout)
 
     def _auth_timeout(self) -> None:
@@ -143,19 +143,19 @@ class ConnectionTimers:
     # -- pings ------------------------------------------------------------------------------
 
     def start_pings(self) -> None:
-        """The client has logged in: how long that took is the first estimate of its round trip."""
+        """The client has logged in. The time that took is the first estimate of its RTT."""
         self.rtt_s = self.rtt_s or time.perf_counter() - self._begun
         interval = self._profile.ping_interval_s
         first = min(interval, FIRST_PING_SECONDS)
         self._arm(first * (1 + 0.2 * random()), self._ping_due)
 
     def activity(self) -> None:
-        """A PUB, PING, SUB or UNSUB came: the client is alive, so no ping is due."""
+        """The client sent PUB, PING, SUB or UNSUB: it is alive, so no ping is due."""
         self._last_heard = self._loop.time()
 
     def pong(self) -> None:
         if self._outstanding:
-            # The loop's clock counts milliseconds; a round trip here is often shorter.
+            # Not the loop's clock: it counts milliseconds, and an RTT is often shorter.
             self.rtt_s = time.perf_counter() - self._ping_sent
         self._outstanding = 0
 

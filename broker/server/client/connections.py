@@ -109,7 +109,7 @@ class ConnectionObserver(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of the whole server; traffic of open connections is added on demand."""
+    """Counters of the whole server. `Connections.traffic` adds those of open connections."""
 
     total_connections: int = 0
     slow_consumers: int = 0
@@ -131,7 +131,7 @@ class Counters:
 
 
 class Connections(Mapping[int, OpenConnection]):
-    """The open connections of clients, by id. Those of the server itself are in `internal`."""
+    """The open client connections, by id. The server's own connections are in `internal`."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -182,7 +182,7 @@ class Connections(Mapping[int, OpenConnection]):
             observer.connected(connection)
 
     def remove(self, connection: OpenConnection) -> None:
-        """The connection has ended: keep its traffic and a record of it."""
+        """The connection has ended: add its traffic to the totals and keep a record of it."""
         if connection.internal:
             self.internal.pop(connection, None)
             return
@@ -237,7 +237,7 @@ class ConnectionRecord:
     user: str
     account: str
     account_label: str
-    jwt: str  # none that is a credential: of a bearer, or of a client that was refused
+    jwt: str  # "" where it could be used to log in: a bearer token, or a client that was refused
     issuer: str  # who signed the JWT
     tags: tuple[str, ...]
     tls: tuple[str, str] | None

@@ -20,7 +20,7 @@ PYTHON = "python{}.{}.{}".format(*sys.version_info)
 
 
 class ClientInfo:
-    """One per server. `shared` is rebuilt by `refresh` when a source of it has changed."""
+    """One per server. Call `refresh` to rebuild `shared` when one of its sources has changed."""
 
     def __init__(self, settings: ServerSettings, identity: ServerIdentity) -> None:
         self._settings = settings
@@ -115,5 +115,5 @@ class ClientUrls:
 
 
 def _with_own(own: list[str], peers: list[str]) -> list[str]:
-    """A server that knows no peers sends no URLs: its clients know how they connected."""
+    """Our URLs and those of our peers. Without peers none: the client already knows our URL."""
     return own + [url for url in peers if url not in own] if peers else []

@@ -1,7 +1,7 @@
 """Settings of a connection that depend on the listener that accepted it.
 
-Owns: what differs between listeners, and the INFO line of one client. The profile in this module is
-that of the plain client port.
+Owns: what differs between listeners, and the INFO line of one client. ListenerProfile itself is the
+profile of the plain client port; other listeners subclass it.
 May not touch: transports.
 Spec: NATS client protocol, INFO and CONNECT."""
 
@@ -32,19 +32,19 @@ from broker.server.tracing.tracing import Tracing
 
 @dataclass(slots=True)
 class Caller:
-    """A client that wants to connect, as the authorization service is told about it."""
+    """A client that wants to connect, as described to the authorization service."""
 
     client: Document
     connect: Document
     tls: Document | None
 
 
-# The client, the account where it is told, the user that the client has proven to be, the reason.
+# Arguments: client id, account to report it in, the user that the client proved to be, the reason.
 OnRefusal = Callable[[int, Account, Identity | None, str], None]
 
 
 class ClientJudge(Protocol):
-    """Decides about clients in place of the configuration."""
+    """Authenticates clients in place of the configured users (authorization callout)."""
 
     on_refusal: OnRefusal
 
@@ -52,12 +52,13 @@ class ClientJudge(Protocol):
 
 
 class FetchedAccounts(Protocol):
-    """Accounts whose JWTs are elsewhere until one of their users logs in."""
+    """Accounts whose JWTs are fetched from a resolver when one of their users logs in."""
 
     def lacks(self, account: str) -> bool: ...
 
     async def fetch(self, account: str, address: str, *, wanted: Callable[[], bool]) -> None:
-        """The account is known afterwards, if there is one and the client was still wanted."""
+        """Fetch the account's JWT, unless `wanted()` is False by then (the client has gone).
+        Afterwards the account is known, if it exists."""
 
 
 @dataclass(slots=True)
@@ -77,16 +78,16 @@ class ClientContext:
     callout: ClientJudge
     passwords: PasswordChecks[Identity | None]
     bulk_reads: BulkReads | None = None  # None: SCAN is an unknown operation
-    fetched: FetchedAccounts | None = None  # None: every account that counts is here
+    fetched: FetchedAccounts | None = None  # None: all accounts are known
 
 
 class ListenerProfile:
-    """Do not cache: a reload may change every answer."""
+    """Do not cache what its methods return: a reload may change it."""
 
     kind = "nats"  # the type that /connz shows
-    mark = "cid"  # how the log numbers the clients
-    connection_type = STANDARD  # what users may be bound to
-    internal = False  # the server's own client: neither counted, listed, limited nor restricted
+    mark = "cid"  # prefix of the client's number in the log
+    connection_type = STANDARD  # compared with a user's `allowed_connection_types`
+    internal = False  # the server's own client: not counted, listed, limited or restricted
 
     def __init__(self, context: ClientContext) -> None:
         self.context = context
@@ -105,19 +106,19 @@ class ListenerProfile:
 
     @property
     def tls(self) -> tuple[TlsOptions, ssl.SSLContext] | None:
-        """TLS that begins on the open socket, after the INFO or before it."""
+        """The TLS to start on the open socket, after INFO or (handshake_first) before it."""
         settings = self.context.settings
         options, context = settings.options.tls, settings.tls_context
         return None if options is None or context is None else (options, context)
 
     @property
     def maps_certificates(self) -> bool:
-        """Whether the certificate of a client says who it is."""
+        """Whether users are identified by the client's certificate (`verify_and_map`)."""
         tls = self.context.settings.options.tls
         return tls is not None and tls.verify_and_map
 
     def info(self) -> Document:
-        """The INFO that all clients of this listener share; a fresh document."""
+        """A new copy of the INFO fields that all clients of this listener share."""
         return dict(self.context.info.shared)
 
     def connect_urls(self, *, ldm: bool = False) -> list[str]:
@@ -138,7 +139,7 @@ class ListenerProfile:
         if nonce:
             document["nonce"] = nonce
         document["client_id"] = cid
-        if not self.context.settings.options.proxy_protocol:  # it would be the load balancer's
+        if not self.context.settings.options.proxy_protocol:  # that IP is the load balancer's
             document["client_ip"] = host
         if payload_max >= 0:
             document["max_payload"] = payload_max

@@ -28,14 +28,14 @@ class LoginConnection(ClosableConnection, Protocol):
     def host(self) -> str: ...
 
     def certificate_names(self) -> tuple[str, ...]:
-        """Those of the client's certificate that may be users."""
+        """The names in the client's certificate that are tried as user names."""
 
     def admitted_now(self) -> None:
         """The first CONNECT was accepted."""
 
 
 class ClientLogin:
-    """Begins anonymous where the server admits that, otherwise unauthorized until CONNECT."""
+    """Starts as the anonymous user if the server allows it, otherwise as unauthorized."""
 
     __slots__ = (
         "_brought", "_client", "_connection", "_judged_by", "_parser", "_profile", "_proven",
@@ -62,7 +62,7 @@ class ClientLogin:
         self.connect = ConnectOptions()
         self.identity = Identity()
         self._judged_by: CalloutOptions | None = None
-        self._proven = ""  # the hash that the password of this client fits
+        self._proven = ""  # the stored hash that this client's password was verified against
         self.nonce = nonce() if profile.authenticator.asks_for_signatures else ""
         self.authorized = False
         self.connect_received = False
@@ -74,9 +74,9 @@ class ClientLogin:
     # -- CONNECT ----------------------------------------------------------------------------
 
     def receive(self, text: bytes) -> Credentials | None:
-        """Carry out a CONNECT. Credentials are returned when checking them is slow: call
-        `identify` outside the loop, or ask the authorization service if it `delegates`, then call
-        `admit` with the result."""
+        """Carry out a CONNECT. Returns credentials that are slow to check: the caller then calls
+        `identify` off the event loop, or the authorization service if `delegates` is true, and
+        passes the result to `admit`."""
         try:
             options = parse_connect(text).completed(self._brought)
         except BadConnect as bad:
@@ -148,7 +148,7 @@ class ClientLogin:
         return identity
 
     def admit(self, identity: Identity | None) -> None:
-        """The verdict on a CONNECT; None refuses it."""
+        """Complete a CONNECT as this user; None refuses it."""
         if identity is None:
             self.refuse()
             return
@@ -193,7 +193,7 @@ class ClientLogin:
         return self._client.account
 
     def _enter(self, identity: Identity) -> None:
-        """Become that user, in that account."""
+        """Apply the user's account, permissions and limits to this client."""
         client = self._client
         self.authorized = True
         self.identity = identity
@@ -209,7 +209,7 @@ class ClientLogin:
 
     @property
     def payload_max(self) -> int:
-        """What this client may send: the smallest limit of the server, its account and itself."""
+        """The smallest payload limit of the server, the account and the user."""
         if self._profile.internal:
             return -1
         server = self._profile.context.settings.options.limits.max_payload
@@ -218,7 +218,7 @@ class ClientLogin:
 
     def reauthenticate(self) -> None:
         """The configuration has changed: close the connection if the user is no longer valid, and
-        drop the subscriptions that are no longer permitted. One that is being judged is judged by
+        drop the subscriptions that are no longer permitted. A login in progress is checked against
         the new configuration."""
         if not self.authorized:
             return
@@ -230,7 +230,7 @@ class ClientLogin:
             return
         authenticator = self._profile.authenticator
         if authenticator.proof(given) != self._proven:
-            self.refuse()  # its hash is another one: it is checked when the client is back
+            self.refuse()  # the stored hash changed: the client must log in again to be checked
             return
         identity = authenticator.identify(given, proven=self._proven)
         if identity is None or identity.account != self.account.name:

@@ -1,9 +1,9 @@
 """The operations of one client: parse, carry out in order, and yield when a turn is over.
 
 Owns: the parser, the operations that wait for the next turn or for a slow authentication, and
-the check of subscriptions.
+the checks of a SUB.
 May not touch: other connections (the router does), the socket.
-Spec: NATS client protocol. Whatever a client sends can end its own connection only."""
+Spec: NATS client protocol. Invalid input closes this connection and affects no other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
 
 PONG = b"PONG\r\n"
 LOOK_MASK = 63  # the clock is read at every 64th operation
-_SLOW = (Op.SUB, Op.UNSUB)  # and before these: a subject of 900 tokens takes 3 ms
+_SLOW = (Op.SUB, Op.UNSUB)  # the clock is also read before these: 900 tokens take 3 ms
 SYSTEM_QUEUE = b"_sys_"
 
 
@@ -85,9 +85,9 @@ class Operations:
         self._unfinished: tuple[PubRun, int] | None = None  # a run, and the row to continue from
         self._chunks: deque[bytes] = deque()  # not parsed yet; empty unless operations wait
         self._paused = False  # the socket is not read before the next turn
-        self._violated = False  # the client broke the protocol: nothing after that counts
+        self._violated = False  # protocol violation: ignore everything received after it
         self._traced = False  # a message of this turn asked for a trace, which takes longer
-        self._afterwards: Callable[[], None] | None = None  # once nothing waits any more
+        self._afterwards: Callable[[], None] | None = None  # to call when no operation waits
         self.scans = 0  # bulk reads in progress
 
     def receive(self, chunk: bytes) -> None:
@@ -113,14 +113,14 @@ class Operations:
             self._publish(events[0][1])
         else:
             self._carry_out(events)
-        if self._outbound.flush_due:  # answers need not wait for the end of the loop's turn
+        if self._outbound.flush_due:  # do not delay answers to the end of the loop's turn
             self._outbound.flush()
         if violation is not None and not self._outbound.closed:
             self._violated, wrong = True, violation
             self._when_done(lambda: self._wrong_input(wrong))
 
     def _is_one_publish(self, event: tuple[Any, ...]) -> bool:
-        """Whether it is one message of a client that may send it: no turn is needed for it."""
+        """Whether this is a single message of an authorized client: it needs no turn."""
         return (
             event[0] is Op.PUB
             and len(event[1]) == 1
@@ -191,7 +191,7 @@ class Operations:
         self._context.turns.wait(self._next_turn, client.account.name, client.cid)
 
     def _pause(self) -> None:
-        """Until the next turn."""
+        """Stop reading from the socket until the next turn."""
         if not self._paused:
             self._paused = True
             self._connection.pause_reading()
@@ -211,7 +211,7 @@ class Operations:
         self._go_on(held)
 
     def _go_on(self, held: list[Any]) -> None:
-        """The operations that waited, then one chunk; the rest in another turn."""
+        """Carry out the held operations and one chunk; leave the rest to another turn."""
         self._carry_out(held)
         if self._violated:
             self._chunks.clear()
@@ -229,7 +229,7 @@ class Operations:
             self._end_turn([])
 
     def _when_done(self, act: Callable[[], None] | None) -> None:
-        """Call it as soon as no operation waits: now, or at the end of a later turn."""
+        """Call `act` as soon as no operation waits: now, or at the end of a later turn."""
         self._afterwards = self._afterwards or act
         if self._held is None and self._afterwards is not None and not self._outbound.closed:
             act, self._afterwards = self._afterwards, None
@@ -253,7 +253,7 @@ class Operations:
                 self._scan(event[1])
             case Op.ERR:
                 self._connection.close(Reason.CLIENT_CLOSED)
-            case _:  # INFO and +OK from a client mean nothing
+            case _:  # INFO and +OK from a client are ignored
                 pass
 
     def _ok(self) -> None:
@@ -282,7 +282,7 @@ class Operations:
             late = position < len(pieces) and time.perf_counter() > deadline
             if late and self._held is None:
                 self._end_turn([])
-            if self._held is not None:  # the turn is over: the rest goes before all that waits
+            if self._held is not None:  # the turn is over: the rest goes first in the next one
                 self._held.extend((Op.PUB, rest) for rest, _ in pieces[position:])
                 return
 
@@ -365,8 +365,8 @@ class Operations:
     def _connect(self, text: bytes) -> None:
         given = self._login.receive(text)
         if given is not None:
-            # A password hash takes tens of milliseconds, so it does not run on the event loop; a
-            # service of the user's own may take longer. Later operations wait for it.
+            # A password hash takes tens of milliseconds, so it is checked off the event loop; an
+            # authorization service may take longer. Later operations wait for the result.
             self._held = []
             self._pause()
             self._context.spawn(self._identify_slowly(given), name=f"auth cid={self._client.cid}")
@@ -396,7 +396,7 @@ class Operations:
         if reads is None:
             self._violation(ProtocolViolation("Unknown Protocol Operation"))
             return
-        if self.scans:  # the answers would mix with the bytes of the first one
+        if self.scans:  # two answers would be interleaved
             self._violation(ProtocolViolation("one scan at a time"))
             return
         self.scans += 1

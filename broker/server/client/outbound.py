@@ -1,7 +1,7 @@
-"""The outbound buffer of one client, and what happens when it does not drain.
+"""The outbound buffer of one client, and backpressure when it does not drain.
 
 Owns: the queued bytes, one write per turn of the loop, the write deadline, stalled producers.
-May not touch: the protocol; it moves bytes. The connection decides how a slow client is closed.
+May not touch: the protocol. The connection decides how a slow client is closed.
 Bounds: `max_pending` bytes and the write deadline; beyond either, the client is closed. The account
 as a whole is bounded as well (broker/accounts/unsent_bytes.py)."""
 
@@ -16,8 +16,8 @@ from broker.server.client.client_socket import ClientSocket
 from broker.server.routing.flush_queue import FlushQueue
 from broker.subjects import PublishingConnection
 
-WRITE_SIZE = 128 * 1024  # handed to the transport at once: what one write deadline covers
-STALL_SECONDS_MAX = 0.1  # a producer waits this long per read at most, then may read once more
+WRITE_SIZE = 128 * 1024  # bytes handed to the transport at a time: one write deadline covers them
+STALL_SECONDS_MAX = 0.1  # a producer is stalled at most this long, then is read from once more
 
 
 class SlowClient(Protocol):
@@ -27,7 +27,7 @@ class SlowClient(Protocol):
         """More than `max_pending` bytes wait."""
 
     def write_too_slow(self) -> None:
-        """The transport took nothing for the write deadline."""
+        """The transport accepted nothing for as long as the write deadline."""
 
 
 class Outbound:
@@ -48,7 +48,7 @@ class Outbound:
         unsent: UnsentBytes,
         flushes: FlushQueue,
     ) -> None:
-        self.unsent = unsent  # of the account
+        self.unsent = unsent  # bytes queued for all clients of the account
         self._flushes = flushes
         self._loop = loop
         self._socket = socket
@@ -71,13 +71,13 @@ class Outbound:
     def set_limits(
         self, *, max_pending: int, write_deadline_ns: int, stall_producers: bool = True
     ) -> None:
-        """A reload may change them for open connections."""
+        """Apply limits that a reload may change for open connections."""
         self.max_pending = max_pending
         self.stall_above = max_pending * 3 // 4 if stall_producers else max_pending
         self.write_deadline_s = write_deadline_ns / 1e9
 
     def enter_account(self, unsent: UnsentBytes) -> None:
-        """The client has another account from now on."""
+        """Count the queued bytes against the client's new account."""
         queued = self.queued_bytes
         if queued:
             self.unsent.removed(queued, emptied=True)
@@ -96,7 +96,7 @@ class Outbound:
         return len(self._chunks)
 
     def queue(self, data: bytes | memoryview) -> None:
-        """Append to what goes out at the end of this loop turn, in one write."""
+        """Append to the buffer, which is written at the end of this turn of the loop."""
         if self.closed:
             return
         size, unsent = len(data), self.unsent
@@ -114,8 +114,9 @@ class Outbound:
             self._crowded()
 
     def _crowded(self) -> None:
-        """Too much is queued for the clients of this account. Those that read get theirs at once;
-        of the others, one with more than its share is closed if pausing publishers did not help."""
+        """Too much is queued for the clients of this account together. A client that reads is
+        flushed now. Once pausing publishers has not helped, a client that does not read and has
+        queued more than its share is closed."""
         if not self._full:
             self.flush()
         unsent, queued = self.unsent, self.queued_bytes
@@ -131,8 +132,8 @@ class Outbound:
             self.unsent.pause(publisher, below=self.max_pending // 2)
 
     def send(self, data: bytes) -> None:
-        """As `queue`, but hand it to the transport at once, which writes to the socket (uvloop):
-        for an answer that makes a client go on."""
+        """Like `queue`, but hand the bytes to the transport now; uvloop writes them to the socket
+        immediately. For answers that a client waits for before it sends more."""
         socket = self._socket
         transport = socket.transport
         if (
@@ -196,12 +197,12 @@ class Outbound:
         return batch, size
 
     def pause_writing(self) -> None:
-        """The transport is full; the write deadline runs until it takes more."""
+        """The transport is full; the write deadline runs until it accepts more."""
         self._full = True
         self.start_deadline()
 
     def end(self) -> None:
-        """The socket takes nothing more; what is queued from now on is dropped at the close."""
+        """The socket can no longer be written; what is queued from now on is dropped."""
         self._ended = self._full = True
 
     def resume_writing(self) -> None:
@@ -211,7 +212,7 @@ class Outbound:
         self.flush()
 
     async def drained(self) -> None:
-        """Wait until the socket takes more. Raises ConnectionResetError when it never will."""
+        """Wait until the socket accepts more. Raises ConnectionResetError if the client is gone."""
         self.flush()
         while self._full and not self.closed:
             self._drained.clear()

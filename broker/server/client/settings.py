@@ -36,7 +36,7 @@ class ServerSettings:
         """Raises StartFailed when the certificates cannot be read; nothing has changed then."""
         context = None if options.tls is None else load_context(options.tls)
         if self.tls_context is not None and options.tls is not None:
-            renew(self.tls_context, options.tls)  # the monitoring port keeps the context it has
+            renew(self.tls_context, options.tls)  # in place: the monitoring port holds this context
         self.options = options
         self.authenticator = Authenticator(options.authorization)
         self.tls_context = context

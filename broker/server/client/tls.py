@@ -1,7 +1,7 @@
 """TLS on a socket that is already open: records in, plain bytes out, and back.
 
 Owns: the SSL objects of one connection, and the contexts made from the configuration.
-May not touch: the transport; it only turns bytes into bytes.
+May not touch: the transport; TlsLayer takes bytes and returns bytes.
 Spec: NATS client protocol, TLS: the upgrade follows the INFO on the same socket."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TlsFailed(Exception):
 
 
 class PinningContext(ssl.SSLContext):
-    """A context that also knows which public keys its clients may have."""
+    """A context with the public keys that clients may have (`pinned_certs`)."""
 
     pinned: frozenset[str] = frozenset()  # empty = any
 
@@ -55,8 +55,8 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_REQUIRED
         if not options.ca_file:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-        # A resumed session skips the check of the client's certificate, which may have expired
-        # since. TLS 1.2 can resume without a ticket too: TlsLayer checks that.
+        # A resumed session skips the verification of the client's certificate, which may have
+        # expired since. TLS 1.2 can also resume without a ticket: TlsLayer checks for that.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
@@ -88,8 +88,9 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def renew(context: ssl.SSLContext, options: TlsOptions) -> None:
-    """Read the certificates of a context again, for those who keep it; the files have been tried.
-    Sessions that exist go on. A CA that is gone from its file stays trusted until a restart."""
+    """Reload the certificates into an existing context, which others hold. The caller has checked
+    that the files can be read. Open sessions continue. A CA that was removed from its file stays
+    trusted until a restart."""
     if options.cert_file:
         context.load_cert_chain(options.cert_file, options.key_file)
     if options.ca_file:
@@ -107,14 +108,14 @@ def route_contexts(options: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]
         )
     except (OSError, ssl.SSLError) as error:
         raise StartFailed(f"cluster tls: {error}") from error
-    for context in (accepting, dialing):  # both ends are ours, and 1.2 could resume sessions
+    for context in (accepting, dialing):  # both ends are JetRaft; 1.2 could resume sessions
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     return accepting, dialing
 
 
 def outlives_certificate(session: ssl.SSLObject, *, now: float) -> bool:
-    """Whether a resumed session belongs to a client whose certificate is not valid now. OpenSSL
-    checked it when the session began, and does not check it again."""
+    """Whether the client's certificate is no longer valid. OpenSSL checks it when a session begins,
+    but not when the session is resumed."""
     if not session.session_reused:
         return False
     certificate = session.getpeercert() or {}
@@ -125,14 +126,15 @@ def outlives_certificate(session: ssl.SSLObject, *, now: float) -> bool:
 
 
 class TlsLayer:
-    """One side of a TLS session over memory buffers; the server's unless `dialed` names it."""
+    """One side of a TLS session over memory buffers: the server's side, unless `dialed` names the
+    server to connect to."""
 
     __slots__ = ("_incoming", "_now", "_object", "_outgoing", "ended", "established")
 
     def __init__(
         self, context: ssl.SSLContext, now: Callable[[], float] = time.time, *, dialed: str = ""
     ) -> None:
-        """`now`: seconds since 1970, for the dates of certificates."""
+        """`now` returns seconds since 1970; certificate dates are compared with it."""
         self._now = now
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -143,7 +145,7 @@ class TlsLayer:
         self.ended = False  # the peer has closed its side
 
     def receive(self, chunk: bytes) -> bytes:
-        """Decrypt; advances the handshake before that.
+        """Decrypt; until the handshake is complete, advance it.
 
         Raises TlsFailed on a bad record and on a refused certificate."""
         self._incoming.write(chunk)
@@ -170,7 +172,7 @@ class TlsLayer:
             raise TlsFailed("the public key of the client's certificate is not pinned")
 
     def begin(self) -> bytes:
-        """The first record of the side that has dialed."""
+        """The first handshake record (ClientHello) of the side that dialed."""
         with suppress(ssl.SSLWantReadError):
             self._object.do_handshake()
         return self._outgoing.read()
@@ -213,11 +215,11 @@ class TlsLayer:
 
 
 def session_document(session: ssl.SSLObject) -> Document:
-    """Version, cipher and the client's certificate, as the authorization service is told."""
+    """Version, cipher and the client's certificate, as sent to the authorization service."""
     version, cipher = describe(session)
     found: Document = {"version": version, "cipher": cipher}
     certificate = session.getpeercert(binary_form=True)
-    if certificate is not None:  # it is there only if it was verified
+    if certificate is not None:  # present only if it was verified
         found["verified_chains"] = [[ssl.DER_cert_to_PEM_cert(certificate)]]
     return found
 

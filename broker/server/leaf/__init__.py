@@ -1,1 +1,1 @@
-"""Leaf nodes: servers that take part in one account of ours, and we in one of theirs."""
+"""Leaf node connections, in both roles: this server as the hub, and this server as the leaf."""

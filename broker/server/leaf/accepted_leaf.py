@@ -1,6 +1,6 @@
 """A leaf node that has connected to our port: INFO, TLS, CONNECT, authentication.
 
-Owns: the judgement on its CONNECT.
+Owns: the decision whether its CONNECT is accepted.
 May not touch: how credentials are checked (broker.accounts).
 Spec: leaf node protocol, CONNECT; nats-server refuses a client on this port, a server of its own
 cluster, a version below `min_version`, and replaces an older connection of the same server."""
@@ -50,7 +50,7 @@ class LeafConnect(msgspec.Struct):
 
 
 class LeafInfo(msgspec.Struct):
-    """What a leaf node says before its CONNECT, if it wants compression."""
+    """The INFO that a leaf node sends before its CONNECT, if it wants compression."""
 
     compression: str = ""
 
@@ -98,7 +98,7 @@ class AcceptedLeaf(LeafConnection):
         self.queue(self.profile.leaf_info_line(cid=self.cid))
 
     def received_info(self, text: bytes) -> None:
-        """A server that wants to compress sends one before its CONNECT."""
+        """A leaf node that wants compression sends INFO before its CONNECT."""
         if self.compression or self.sink is not None:
             return
         try:
@@ -216,6 +216,6 @@ class AcceptedLeaf(LeafConnection):
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """(2, 15, 1) of "2.15.1-preview"; a part that is no number counts as 0."""
+    """(2, 15, 1) for "2.15.1-preview". A part that is not a number counts as 0."""
     parts: list[Any] = text.lstrip("v").split("-", maxsplit=1)[0].split(".")
     return tuple(int(part) if part.isdigit() else 0 for part in parts[:3])

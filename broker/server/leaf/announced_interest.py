@@ -1,9 +1,9 @@
-"""The subscriptions that the server at the other end of a leaf node connection has been told of.
+"""The subscriptions announced to the server at the other end of a leaf node connection.
 
-Owns: how many members each subject and queue group has here, and the lines that tell of changes.
-May not touch: connections, subscription trees; which subscriptions count is the caller's choice.
-Spec: leaf node protocol, LS+ and LS-: a plain subject is told once, a group with each change of its
-weight."""
+Owns: how many members each subject and queue group has here, and the LS+ and LS- lines.
+May not touch: connections, subscription trees; the caller decides which subscriptions count.
+Spec: leaf node protocol, LS+ and LS-: a plain subject is announced once, a queue group again with
+each change of its weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AnnouncedInterest:
         return len(self._members)
 
     def change(self, subject: bytes, queue: bytes, members: int) -> bytes:
-        """So many members more, or fewer (negative): the line to send, b"" if nothing changes for
+        """Add `members` (negative: remove). Returns the line to send; b"" if nothing changes for
         the other side."""
         key = (subject, queue)
         before = self._members.get(key, 0)

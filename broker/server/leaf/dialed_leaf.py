@@ -70,11 +70,11 @@ class DialedLeaf(LeafConnection):
         super().__init__(profile, table, loop)
         self.remote = remote
         self.isolated = self.isolated or remote.isolated
-        self.pause_s = 0.0  # before the next attempt, if the hub has named a reason to wait
+        self.pause_s = 0.0  # before the next attempt, if the hub gave a reason to wait
         self.discovered: list[str] = []
         self._url = url
         self._info = HubInfo()
-        self._greeted = False  # the first INFO is there
+        self._greeted = False  # the hub's first INFO was received
         self._patience: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class DialedLeaf(LeafConnection):
         self._info = info
         self.remote_name, self.remote_id = info.server_name or info.server_id, info.server_id
         self._waited()
-        if self.compression:  # this one came compressed
+        if self.compression:  # this INFO came compressed
             self._greeted = True
             self._connect()
             return
@@ -148,7 +148,7 @@ class DialedLeaf(LeafConnection):
             self._agree()
 
     def _agree(self) -> None:
-        """On compression: with it, the hub's INFO comes again, and this time counts."""
+        """Negotiate compression. If it is used, the hub repeats its INFO, and that one counts."""
         self._waited()
         try:
             compressed = self.choose_compression(self._info.compression)

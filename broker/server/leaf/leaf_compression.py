@@ -2,10 +2,10 @@
 
 Owns: the choice, from what both sides are configured with and the round trip time.
 May not touch: sockets; how a stream is written (broker/compression).
-Spec: nats-server. Each side chooses for what it sends. The hub names its mode in INFO; a leaf node
-that wants compression answers with an INFO of its own, after which both sides send S2 streams, and
-the hub repeats its INFO in one. `s2_auto` chooses by round trip time, again after each PONG. Better
-and best compress as fast does: there is one encoder."""
+Spec: nats-server. Each side chooses for what it sends. The hub states its mode in INFO; a leaf node
+that wants compression answers with an INFO of its own. From then on both sides send S2 streams, and
+the hub repeats its INFO, compressed. `s2_auto` chooses by round trip time, again after each PONG.
+`s2_better` and `s2_best` compress like `s2_fast`: there is one encoder."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class UnknownCompression(Exception):
 
 
 def wanted(mode: str) -> bool:
-    """Whether a side with this mode wants an S2 stream; that of `s2_uncompressed` is one, too."""
+    """Whether a side with this mode wants an S2 stream (`s2_uncompressed` does)."""
     return mode not in ("", OFF, NOT_SUPPORTED)
 
 
 def chosen(ours: LinkCompression, theirs: str, rtt_s: float) -> str:
-    """The mode of what we send. `theirs` is what the other side has named: "" if it is too old.
-    Raises UnknownCompression."""
+    """The mode for what we send. `theirs` is the mode of the other side; "": it is too old to have
+    one. Raises UnknownCompression."""
     if not wanted(ours.mode):
         return ours.mode if theirs else NOT_SUPPORTED
     if theirs in ("", NOT_SUPPORTED):
@@ -42,7 +42,7 @@ def chosen(ours: LinkCompression, theirs: str, rtt_s: float) -> str:
 
 
 def level(ours: LinkCompression, rtt_s: float) -> str:
-    """What `s2_auto` does at this round trip time."""
+    """The mode that `s2_auto` means at this round trip time."""
     thresholds = ours.thresholds_ns
     for place, threshold_ns in enumerate(thresholds):
         if rtt_s * 1e9 <= threshold_ns:
@@ -51,10 +51,10 @@ def level(ours: LinkCompression, rtt_s: float) -> str:
 
 
 def offered(mode: str) -> str:
-    """How a hub's first INFO names its mode; "": not at all, as an old server."""
+    """The mode in a hub's first INFO; "": the field is left out, as by an old server."""
     return "" if mode == NOT_SUPPORTED else mode
 
 
 def named(ours: LinkCompression, mode: str) -> str:
-    """The mode as INFO names it."""
+    """The mode as it is written in INFO."""
     return AUTO if ours.mode == AUTO else mode

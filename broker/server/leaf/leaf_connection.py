@@ -1,12 +1,12 @@
-"""One leaf node connection, from its socket to its end, whichever side has dialed.
+"""One leaf node connection from connect to close, whichever side dialed.
 
 Owns: the parts of the connection (socket, buffer, timers, operations), its S2 streams, its sink
-while the other server is admitted, and what that server is told of our subscriptions.
+while the other server is admitted, and which of our subscriptions that server was told about.
 May not touch: who may connect (accepted_leaf.py) and what we present to a hub (dialed_leaf.py).
-Bounds: the buffer of a client (broker/server/client/outbound.py); subscriptions are told and
-removed STEP at a time, in turns of their account; of a compressed stream, one chunk is unpacked at
-a time, and none while reading is paused.
-Spec: leaf node protocol; loops are found by a subject of each account that must not come back."""
+Bounds: the outbound buffer of a client (broker/server/client/outbound.py); subscriptions are
+announced and removed STEP per turn of their account; a compressed stream is unpacked one chunk at a
+time, and not at all while reading is paused.
+Spec: leaf node protocol. A loop is detected when an account's loop subject ($LDS) comes back."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from broker.server.listeners.framed_transport import FramedTransport
 from broker.server.process.log import logger
 from broker.subjects import CLUSTER_WIDE, LEAF_LINKS, SinkKind, Subscription
 
-STEP = 100  # subscriptions told, or removed, in one turn of the loop
-LOOP_PAUSE_S = 30.0  # before a loop is tried again
+STEP = 100  # subscriptions announced or removed in one turn of the loop
+LOOP_PAUSE_S = 30.0  # before reconnecting after a loop was detected
 
 
 class LeafTable(Protocol):
@@ -45,7 +45,7 @@ class LeafTable(Protocol):
 
     def loop_subject(self, account: str) -> bytes: ...
     def add(self, connection: LeafConnection) -> None:
-        """Admitted: from now on it is told of changes (`interest_changed`)."""
+        """Admitted: from now on `interest_changed` is called for every change."""
 
     def remove(self, connection: LeafConnection) -> None: ...
 
@@ -76,12 +76,12 @@ class LeafConnection(asyncio.Protocol):
         self.sink: LeafSink | None = None
         self.remote_name = ""
         self.remote_version = ""
-        self.user = ""  # that the remote logged in as
+        self.user = ""  # the user that the other server logged in as
         self.remote_id = ""
         self.remote_account = ""
         self.started = time.time()
-        self.compression = ""  # of what we send; "" while that is not agreed
-        self.framed = False  # over WebSocket: TLS, if any, is below it
+        self.compression = ""  # mode of what we send; "" before it is negotiated
+        self.framed = False  # over WebSocket: TLS, if any, is handled below it
         self.ws_compressed = False
         self.isolated = profile.options.isolated
         self._begun = time.perf_counter()
@@ -91,8 +91,8 @@ class LeafConnection(asyncio.Protocol):
         self.on_end: Callable[[LeafConnection], None] | None = None
         self._interest = AnnouncedInterest()
         self._untold: dict[Subscription, None] = {}
-        self._spoken: set[Subscription] = set()  # of the cluster as a whole, told by this node
-        self._reviewed: dict[Subscription, None] = {}  # such ones that may have to be told now
+        self._spoken: set[Subscription] = set()  # cluster-wide ones that this node announced
+        self._reviewed: dict[Subscription, None] = {}  # to announce or withdraw, if cluster-wide
 
     # -- what each side does ----------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class LeafConnection(asyncio.Protocol):
         """The socket is open."""
 
     def update_info(self) -> None:
-        """Tell a leaf node where else it can connect. A hub is not told."""
+        """Send a leaf node the URLs where else it can connect. Nothing is sent to a hub."""
 
     @abstractmethod
     def secured(self) -> None:
@@ -175,7 +175,7 @@ class LeafConnection(asyncio.Protocol):
             self.close(Reason.READ_ERROR)
 
     def peer_ended(self) -> None:
-        """A close frame of WebSocket came."""
+        """A WebSocket close frame was received."""
         self.close(Reason.CLIENT_CLOSED)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -200,8 +200,8 @@ class LeafConnection(asyncio.Protocol):
     # -- compression ------------------------------------------------------------------------
 
     def choose_compression(self, theirs: str) -> bool:
-        """The other side has named its mode. Whether both send S2 streams from now on. Raises
-        UnknownCompression."""
+        """Choose our mode, given that of the other side. Returns whether both sides send S2 streams
+        from now on. Raises UnknownCompression."""
         ours, rtt_s = self.wanted_compression, time.perf_counter() - self._begun
         self.compression = leaf_compression.chosen(
             ours, "off" if self.ws_compressed else theirs, rtt_s
@@ -219,7 +219,7 @@ class LeafConnection(asyncio.Protocol):
             self.socket.pack(self._packer)
 
     def heard_pong(self) -> None:
-        """The round trip time is known again."""
+        """A PONG was received: choose the level of `s2_auto` by the new round trip time."""
         ours = self.wanted_compression
         if self._packer is not None and ours.mode == leaf_compression.AUTO:
             self.compression = leaf_compression.level(ours, self.timers.rtt_s)
@@ -230,7 +230,7 @@ class LeafConnection(asyncio.Protocol):
     def enter(
         self, account: Account, *, kind: SinkKind, cluster: str, limits: LeafRules, headers: bool
     ) -> LeafSink:
-        """The other server belongs to this account from now on."""
+        """Bind the other server to this account, from now on."""
         self.operations.admitted()
         self.outbound.enter_account(account.unsent)
         self.sink = LeafSink(
@@ -241,7 +241,7 @@ class LeafConnection(asyncio.Protocol):
         return self.sink
 
     def tell_interest(self) -> None:
-        """Send all our subscriptions, then the changes."""
+        """Announce all our subscriptions, and from then on every change."""
         sink = self.sink
         assert sink is not None, "admitted before"
         account = sink.account
@@ -263,8 +263,8 @@ class LeafConnection(asyncio.Protocol):
             self._later(self._tell_untold)
 
     def speak(self, *, on: bool) -> None:
-        """To a hub: this node tells of what our cluster has as a whole from now on, or no longer
-        does (broker/cluster/peers/hub_speaker.py)."""
+        """To a hub: start or stop announcing the cluster-wide subscriptions (streams, JetStream
+        API). One node of a cluster does (broker/cluster/peers/hub_speaker.py)."""
         sink = self.sink
         if sink is None or sink.speaks == on or self.closed:
             return
@@ -293,7 +293,8 @@ class LeafConnection(asyncio.Protocol):
         self._tell(sub.subject, sub.queue, 1 if speaks else -1)
 
     def interest_changed(self, sub: Subscription, members: int) -> None:
-        """A subscription of the account was added or removed (negative), or weighs more or less."""
+        """A subscription of the account was added or removed, or its weight has changed; `members`
+        is the difference."""
         if members < 0:
             self._reviewed.pop(sub, None)
         if sub in self._untold:
@@ -324,8 +325,8 @@ class LeafConnection(asyncio.Protocol):
             self.queue(line)
 
     def _concerns_them(self, sub: Subscription) -> bool:
-        """A leaf node hears of everything but its own subscriptions and those of its cluster; a hub
-        hears of what is connected to this very node."""
+        """Whether to announce it. A leaf node is told of all subscriptions but its own and those of
+        its cluster; a hub only of those of clients and leaf nodes connected to this node."""
         ours, sink = self.sink, sub.sink
         if ours is None or sink is ours or (self.isolated and sink.kind in LEAF_LINKS):
             return False
@@ -381,7 +382,7 @@ class LeafConnection(asyncio.Protocol):
         self.close(reason)
 
     def close(self, reason: Reason) -> None:
-        """Send what is queued, then close; the other side has the write deadline."""
+        """Flush the queue, then close; the other side has the write deadline to read it."""
         if self.closed:
             return
         if self.sink is not None:
@@ -427,8 +428,8 @@ class LeafConnection(asyncio.Protocol):
             self._later(self._leave)
 
     def _later(self, act: Callable[[], None]) -> None:
-        """In a turn of the account: a hundred of its connections get no more of the loop than
-        one."""
+        """Call `act` in a turn of the account, so that a hundred of its connections take no more
+        of the loop than one."""
         assert self.sink is not None, "admitted before"
         self.profile.context.turns.wait(act, self.sink.account.name, self.cid)
 
@@ -481,4 +482,4 @@ class LeafConnection(asyncio.Protocol):
         return self.timers.rtt_s
 
     def clear_info(self) -> None:
-        """For a listener with handshake_first and a fallback only; leaf nodes have none."""
+        """Not used: leaf nodes have no handshake_first with a fallback."""

@@ -96,7 +96,8 @@ class LeafListener:
         logger.info("Listening for leafnode connections on %s", shown)
 
     def reconfigure(self, options: Options) -> None:
-        """Hubs that are no longer named are left, new ones are dialed. Raises StartFailed."""
+        """Disconnect from hubs that are no longer configured, and dial new ones. Raises
+        StartFailed."""
         self.profile.reconfigure(options)
         new = options.leafnodes or LeafNodeOptions()
         wanted = [one for one in new.remotes if not one.disabled]
@@ -113,11 +114,11 @@ class LeafListener:
             self._dial(hub)
 
     def own_urls(self) -> list[str]:
-        """That peers tell their leaf nodes."""
+        """Our URLs, which peers send to their leaf nodes."""
         return [] if self.profile.options.no_advertise else self.profile.own_urls()
 
     def set_peer_urls(self, urls: list[str]) -> None:
-        """Where the other nodes of our cluster take leaf nodes: ours are told."""
+        """The leaf node URLs of the other nodes of our cluster; sent to our leaf nodes."""
         if urls != self.profile.peer_urls:
             self.profile.peer_urls = urls
             self._table.update_info()

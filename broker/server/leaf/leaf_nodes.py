@@ -1,7 +1,7 @@
 """The table of leaf node connections of this server.
 
-Owns: which connections are open and admitted, who hears of subscriptions of an account, and the
-subject by which each account finds loops.
+Owns: which connections are open and admitted, which of them are notified of an account's
+subscriptions, and the loop subject of each account.
 May not touch: sockets; a connection ends itself and is then removed here.
 Spec: nats-server, /leafz; a server that connects again replaces its older connection."""
 
@@ -23,7 +23,7 @@ DUPLICATE = "Duplicate Remote LeafNode Connection"
 
 
 class LeafObserver(Protocol):
-    """Told of admitted connections, of both directions."""
+    """Notified when a connection, accepted or dialed, is admitted or ends."""
 
     def leaf_connected(self, connection: LeafConnection) -> None: ...
 
@@ -68,7 +68,8 @@ class LeafNodes:
             observer.leaf_connected(connection)
 
     def _replace(self, new: LeafConnection) -> None:
-        """A server that has lost its connection may be back before we have noticed."""
+        """Close an older connection of the same server: it may reconnect before we notice that the
+        old connection is dead."""
         sink = new.sink
         if sink is None or sink.kind is not SinkKind.LEAF or not new.remote_name:
             return
@@ -100,7 +101,7 @@ class LeafNodes:
             connection.interest_changed(sub, members)
 
     def update_info(self) -> None:
-        """What INFO says has changed."""
+        """Send INFO again: its content has changed."""
         for connection in self.connections():
             connection.update_info()
 

@@ -1,8 +1,8 @@
-"""What comes over a leaf node connection: parse, carry out in order, yield when a turn is over.
+"""The operations of a leaf node connection: parse, carry out in order, yield when a turn is over.
 
 Owns: the parser, and the operations that wait for the next turn or for a slow authentication.
 May not touch: the socket; who the other side is (the connection decides).
-Spec: leaf node protocol. Whatever the other side sends can end its own connection only."""
+Spec: leaf node protocol. Invalid input closes this connection and affects no other."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ class LeafOperations:
             self._end_turn([])
 
     def admitted(self) -> None:
-        """The other side has an account: its lines may be long."""
+        """The other side is authenticated: allow long control lines."""
         self._parser.max_control_line = LINE_MAX
 
     # -- turns ------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Hold what comes until `go_on`: the other side is being authenticated."""
+        """Hold everything received until `go_on`: the other side is being authenticated."""
         self._held = []
         self._peer.pause_reading()
 
@@ -223,8 +223,8 @@ class LeafOperations:
             self._publish(run, 0)
 
     def _one_by_one(self, sink: LeafSink, run: PubRun) -> None:
-        """Messages of a stream over there, for a consumer here: the subject under which they are
-        shown stands behind the reply."""
+        """Messages of a remote stream for a consumer here. They are addressed to the deliver
+        subject; their own subject follows the reply, after `@`."""
         router = self._context.router
         for row in range(len(run)):
             to, reply, headers, payload = run.message(row)

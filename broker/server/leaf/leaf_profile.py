@@ -25,7 +25,7 @@ DEFAULT_AUTH_SECONDS = 2.0
 
 
 class LeafProfile(ListenerProfile):
-    """Do not cache: a reload may change every answer."""
+    """Do not cache what its methods return: a reload may change it."""
 
     kind = "leafnode"
     mark = "lid"
@@ -64,7 +64,7 @@ class LeafProfile(ListenerProfile):
 
     @property
     def cluster(self) -> str:
-        """The name by which the other side knows our cluster; that of the server if it is alone."""
+        """Our cluster name, as sent to the other side; without a cluster, the server name."""
         cluster = self.server_options.cluster
         return cluster.name if cluster is not None and cluster.name else self.identity.name
 
@@ -109,8 +109,8 @@ class LeafProfile(ListenerProfile):
         account: str = "",
         permissions: Permissions | None = None,
     ) -> bytes:
-        """`account` is named once the leaf node has connected; from then on it enforces the
-        permissions too."""
+        """`account` is sent once the leaf node has connected, with the permissions, which the leaf
+        node then enforces as well."""
         document: Document = self.info()
         for name in ("tls_available", "tls_required", "tls_verify", "cluster"):
             document.pop(name, None)

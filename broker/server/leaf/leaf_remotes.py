@@ -1,9 +1,9 @@
-"""The hubs whose leaf node we are: dial, and dial again.
+"""The hubs that this server connects to as a leaf node: dial and retry.
 
 Owns: one task per remote, which connects, waits until the connection has ended, and retries.
-May not touch: what is said on the connection (dialed_leaf.py).
-Spec: nats-server, `leafnodes.remotes`: URLs in random order, one after the other; also those that
-the hub tells us of; a second between two attempts."""
+May not touch: the protocol on the connection (dialed_leaf.py).
+Spec: nats-server, `leafnodes.remotes`: URLs are tried one by one in random order, including those
+discovered from the hub's INFO; a second between two attempts."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RemoteHub:
         shuffle: Callable[[list[str]], None],
         draw: Callable[[], float],
     ) -> None:
-        """`draw`: a number from 0 to 1."""
+        """`draw` returns a random number from 0 to 1."""
         self.remote = remote
         self.connection: DialedLeaf | None = None
         self.attempts = 0
-        self.last_pause_s = 0.0  # that the last connection asked for
+        self.last_pause_s = 0.0  # the pause that the last connection asked for
         self._profile = profile
         self._table = table
         self._draw = draw
@@ -54,7 +54,7 @@ class RemoteHub:
         self._stopped = False
 
     async def run(self) -> None:
-        """Until `stop`. Cancellation ends the connection too."""
+        """Runs until `stop`. Cancellation closes the connection as well."""
         try:
             for url in self._next_url():
                 if self._stopped:
@@ -67,13 +67,13 @@ class RemoteHub:
             self.stop()
 
     def _next_url(self) -> Iterator[str]:
-        """The configured URLs and those that the hub told us of, round and round."""
+        """Cycles through the configured URLs and those discovered from the hub."""
         while True:
             known = {_place(url) for url in self._urls}
             yield from [*self._urls, *(one for one in self._discovered if _place(one) not in known)]
 
     async def _connect(self, url: SplitResult, attempt: int) -> float:
-        """One connection, from dialing to its end; the pause that it asks for."""
+        """One connection, from dialing to its end. Returns the pause that it asks for."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -129,7 +129,7 @@ class RemoteHub:
         )
 
     def _usable(self, found: Sequence[str], url: SplitResult) -> list[str]:
-        """With the scheme and credentials of the URL that told us of them."""
+        """Discovered URLs, with the scheme and credentials of the URL we had dialed."""
         user = url.netloc.rpartition("@")[0]
         prefix = f"{url.scheme}://{user}@" if user else f"{url.scheme}://"
         return [prefix + one for one in found[:DISCOVERED_MAX]]

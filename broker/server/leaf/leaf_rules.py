@@ -19,9 +19,7 @@ JETSTREAM_SYSTEM = (b"$JSC.>", b"$NRG.>")
 LOOP_PREFIX = b"$LDS."
 UNCHECKED = (LOOP_PREFIX, b"_GR_.", b"$GR.")
 VERDICTS_MAX = 1024  # cached decisions; the cache is cleared when it is full
-VERDICT_BYTES_MAX = (
-    256  # of a subject, which may have a megabyte here; a longer one is judged again
-)
+VERDICT_BYTES_MAX = 256  # longer subjects (up to a megabyte here) are not cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class SubjectList:
         return cls(given.allow or None, _without_queues(given.deny) + deny)
 
     def admits(self, subject: bytes) -> bool:
-        """A subject, or all subjects of a pattern that are not denied one by one."""
+        """Whether a subject is allowed. Of a pattern, single subjects may still be denied."""
         if any(is_subset(subject, entry) for entry in self.deny):
             return False
         if self.allow is None:
@@ -45,7 +43,7 @@ class SubjectList:
         return any(is_subset(subject, entry) for entry in _without_queues(self.allow))
 
     def admits_part(self, pattern: bytes) -> bool:
-        """As `admits`; of a pattern, one subject is enough."""
+        """Like `admits`, but a pattern passes if at least one of its subjects is allowed."""
         if not has_wildcard(pattern):
             return self.admits(pattern)
         if any(is_subset(pattern, entry) for entry in self.deny):
@@ -55,15 +53,15 @@ class SubjectList:
         return any(collides(pattern, entry) for entry in _without_queues(self.allow))
 
     def concerns(self, pattern: bytes) -> bool:
-        """Whether messages of this pattern have to be checked subject by subject."""
+        """Whether messages that match this pattern must be checked one by one."""
         if self.allow is not None:
             return True
         return any(collides(pattern, entry) for entry in self.deny)
 
 
 class LeafRules:
-    """The four questions of one connection. `outbound`: what we send as messages, and what the
-    other side may ask for; `inbound`: what we ask for, and what we take as messages."""
+    """The rules of one connection, from our side. `outbound` limits the messages that we send;
+    `inbound` limits the subscriptions that we announce."""
 
     __slots__ = ("_accepted", "_asked", "_inbound", "_outbound", "_verdicts", "strict")
 
@@ -74,9 +72,10 @@ class LeafRules:
         accepted: SubjectList,
         asked: SubjectList | None = None,
     ) -> None:
-        """`accepted`: the messages that we take. `asked`: what the other side may subscribe to;
-        None: it has told us the rules, so that what it asks for is within them, and a message
-        outside of them is dropped. Otherwise it ends the connection."""
+        """`accepted`: the messages that we accept. `asked`: what the other side may subscribe to; a
+        message outside of `accepted` then ends the connection (`strict`). `asked` is None if the
+        other side made the rules: its subscriptions are not checked, and a message outside of
+        `accepted` is dropped."""
         self._asked = asked
         self._outbound = outbound
         self._inbound = inbound
@@ -85,7 +84,7 @@ class LeafRules:
         self.strict = asked is not None
 
     def may_send(self, subject: bytes) -> bool:
-        """A message may go to the other side."""
+        """Whether a message may be sent to the other side."""
         verdict = self._verdicts.get(subject)
         if verdict is None:
             if len(self._verdicts) >= VERDICTS_MAX:
@@ -100,11 +99,12 @@ class LeafRules:
         return self._outbound.concerns(pattern)
 
     def may_announce(self, pattern: bytes) -> bool:
-        """The other side is told of this subscription."""
+        """Whether this subscription of ours may be announced to the other side."""
         return self._inbound.admits_part(pattern)
 
     def may_ask_for(self, subject: bytes) -> bool:
-        """The other side may subscribe to it. A pattern is narrowed message by message."""
+        """Whether the other side may subscribe to it. A pattern may always be subscribed to: each
+        message is checked by `may_send`."""
         if self._asked is None or subject.startswith(UNCHECKED) or has_wildcard(subject):
             return True
         return self._asked.admits(subject)
@@ -114,14 +114,14 @@ class LeafRules:
         return self._accepted != SubjectList()
 
     def may_receive(self, subject: bytes) -> bool:
-        """We take this message."""
+        """Whether we accept a message on this subject."""
         return self._accepted.admits(subject) or subject.startswith((b"_R_.", b"$JS.ACK."))
 
 
 def hub_rules(
     permissions: Permissions | None, deny_pub: tuple[bytes, ...], *, domain: str, system: bool
 ) -> LeafRules:
-    """For a leaf node that has connected to us; `deny_pub` is what it does not want."""
+    """For a leaf node that connected to us; `deny_pub` lists what it does not want to get."""
     given = permissions or Permissions()
     apart = _apart(system=system)
     outbound = SubjectList.of(given.subscribe, deny_pub + apart + _own_domain(domain))
@@ -138,7 +138,7 @@ def spoke_rules(
     domain: str,
     system: bool,
 ) -> LeafRules:
-    """For the connection to our hub; the permissions are those that it has told us."""
+    """For the connection to our hub; the permissions are those in its INFO."""
     given = permissions or Permissions()
     apart = _apart(system=system)
     outbound = SubjectList.of(given.publish, deny_exports + apart + _own_domain(domain))

@@ -1,10 +1,10 @@
 """The server at the other end of a leaf node connection, as the router sees it.
 
-Owns: its subscriptions here, its traffic counters, the messages that one turn of the event loop has
-collected for it, and their encoding.
+Owns: its subscriptions here, its traffic counters, the messages collected for it in one turn of the
+event loop, and their encoding.
 May not touch: routing; the router has decided that the message goes there.
-Bounds: what is queued counts as that of a client (broker/server/client/outbound.py); a group stands
-for at most WEIGHT_MAX members.
+Bounds: the outbound buffer, as for a client (broker/server/client/outbound.py); a queue group
+counts as at most WEIGHT_MAX members.
 Spec: leaf node protocol, LS+, LS-, LMSG and HMSG."""
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from broker.subjects import (
 from broker.wire import PubRun, encode_leaf
 
 WEIGHT_MAX = 1024  # members of a queue group: each is an entry of the group's list
-QUEUED_BYTES_MAX = 1 << 20  # collected in a turn of the loop before it is encoded
+QUEUED_BYTES_MAX = 1 << 20  # collected in a turn of the loop before they are encoded
 EVERYTHING: frozenset[bytes] = frozenset()
 
 
 class PausedReading(Protocol):
-    """The connection, whose messages may have to wait for slow subscribers."""
+    """The connection: reading from it is paused while subscribers are slow."""
 
     def pause_reading(self) -> None: ...
 
@@ -47,7 +47,7 @@ class LeafSink:
     echo = False
     no_responders = False
     watchful = True
-    rules = None  # its messages passed the permissions of their publisher's own server
+    rules = None  # the publisher's own server has checked the publisher's permissions
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class LeafSink:
         self.groups = EVERYTHING  # queue groups that the current messages are for
         self.subs: dict[tuple[bytes, bytes], Subscription] = {}
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0
-        # To a hub: whether this node tells of the streams and the JetStream of our cluster.
+        # To a hub: whether this node announces our cluster's streams and JetStream API.
         self.speaks = True
-        self.refused = b""  # a subject that may not come from there
+        self.refused = b""  # first subject received that the other side may not publish to
         self.pause_reading = reading.pause_reading
         self.resume_reading = reading.resume_reading
         self._outbound = outbound
@@ -86,7 +86,7 @@ class LeafSink:
     # -- its subscriptions ------------------------------------------------------------------
 
     def subscribe(self, subject: bytes, queue: bytes, weight: int) -> bool:
-        """False: it is no subject."""
+        """False: the subject is invalid."""
         key = (subject, queue)
         weight = min(weight, WEIGHT_MAX) if queue else 1
         known = self.subs.get(key)
@@ -119,9 +119,10 @@ class LeafSink:
         return self._outbound.closed
 
     def skips(self, sink: Sink) -> bool:
-        """Its messages go neither back nor to another member of its cluster. Those of a hub do not
-        go to our other nodes: each has a connection of its own; what the cluster has as a whole
-        takes them from one of us."""
+        """Messages do not go back to the server they came from, nor to another server of its
+        cluster. Messages from a hub are not routed to our other nodes, each of which has its own
+        connection to the hub; only the node that speaks for the cluster passes them to cluster-wide
+        subscriptions (streams, JetStream API)."""
         if sink is self or (not self.speaks and sink.kind in CLUSTER_WIDE):
             return True
         if sink.kind is SinkKind.ROUTE:
@@ -150,15 +151,15 @@ class LeafSink:
     def deliver_as(
         self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
     ) -> bool:
-        """A message of a stream, for the subscriptions on `to`; it is shown under its own subject,
-        which travels behind the reply."""
+        """A message of a stream, for the subscriptions on `to`. Subscribers see its own subject,
+        which is sent after the reply."""
         return self._deliver_one(sub, to, message)
 
     def _deliver_one(
         self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
     ) -> bool:
-        # One message for several subscriptions comes as the same objects. These share a run, so
-        # that it crosses once.
+        # A message for several subscriptions arrives in consecutive calls with the same objects.
+        # Those share one run, so that the message crosses the link once.
         single = (to, *message)
         known = self._single
         if known is not None and all(a is b for a, b in zip(known, single, strict=True)):

@@ -33,7 +33,7 @@ def _mask() -> bytes:
 
 
 class LeafWebSocket(FramedTransport):
-    """`refused` is called if there is no upgrade: no connection has been made then."""
+    """`refused` is called if the upgrade fails; connection_made was not called then."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Frames over a socket: a transport for a connection that speaks the protocol.
+"""WebSocket frames over a socket, as an asyncio transport for a connection above.
 
-Owns: frames both ways, the close frame, pauses.
+Owns: framing in both directions, the close frame, pauses.
 May not touch: operations, and how the socket was upgraded (websocket.py; leaf_websocket.py).
 Spec: RFC 6455; nats-server, WebSocket support. If servers compress their connection (S2), the
 frames are inside the compressed stream."""
@@ -79,15 +79,15 @@ class FramedTransport(asyncio.Transport, asyncio.Protocol):
         self._reader = FrameReader(max_payload=0)
         self._writer = FrameWriter()
         self._full = False
-        self._paused = False  # by the connection above
-        self._waits = False  # for its next turn
-        self._held = False  # the socket below is not read
+        self._paused = False  # the connection above has paused reading
+        self._waits = False  # reading continues in the next turn
+        self._held = False  # reading of the socket below is paused
         self._close_frame: bytes | None = None  # if decided before close()
         self._packer: S2Writer | None = None
         self._unpacker: S2Reader | None = None
 
     def pack(self, packer: S2Writer) -> None:
-        """From now on, the bytes of the socket are compressed, both ways."""
+        """From now on, the bytes of the socket are compressed in both directions."""
         self._packer, self._unpacker = packer, S2Reader()
 
     def enter(
@@ -98,13 +98,13 @@ class FramedTransport(asyncio.Transport, asyncio.Protocol):
         reader: FrameReader,
         writer: FrameWriter,
     ) -> None:
-        """The socket is upgraded."""
+        """The socket is upgraded: connect the connection above to it."""
         self._reader, self._writer, self._turns = reader, writer, turns
         self._above = above
         above.connection_made(self)
 
     def control(self, frame: bytes) -> bytes:
-        """A control frame, as this side sends it."""
+        """A control frame, as this side sends it (a client masks it)."""
         return frame
 
     def received(self, chunk: bytes) -> None:
@@ -169,7 +169,7 @@ class FramedTransport(asyncio.Transport, asyncio.Protocol):
             above.peer_ended()
 
     def _wait(self) -> None:
-        """Frames cost time, also those that hold nothing: the rest is read in another turn."""
+        """Read the rest in another turn: even empty frames cost time."""
         above, turns = self._above, self._turns
         assert above is not None
         assert turns is not None
@@ -207,7 +207,7 @@ class FramedTransport(asyncio.Transport, asyncio.Protocol):
         above.close(Reason.READ_ERROR)
 
     def _answer_ping(self) -> None:
-        """Answer the last ping only, and only when the socket takes it: pongs are not queued."""
+        """Answer only the last ping, and only when the socket is writable: pongs are not queued."""
         pong = self._reader.pong
         if pong is not None and not self._full and not self.is_closing():
             assert self._below is not None
@@ -257,8 +257,8 @@ class FramedTransport(asyncio.Transport, asyncio.Protocol):
             self._loop.call_soon(self._read_rest)
 
     def _hold(self) -> None:
-        """The socket is read again when all that came from it has been handed on: a kilobyte of
-        compressed frames may be a megabyte."""
+        """Stop reading the socket until all that was read has been handed to the connection: a
+        kilobyte of compressed frames may expand to a megabyte."""
         if self._below is not None and not self._held:
             self._held = True
             self._below.pause_reading()
@@ -269,7 +269,7 @@ class FramedTransport(asyncio.Transport, asyncio.Protocol):
             self._below.resume_reading()
 
     def _read_rest(self) -> None:
-        """Frames that were buffered when the connection paused reading."""
+        """Read the frames that were buffered when the connection paused reading."""
         idle = not self._paused and not self._waits
         if idle and self._above is not None and not self._above.closed:
             self._read_on()

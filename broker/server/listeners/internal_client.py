@@ -18,7 +18,7 @@ from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.listeners.memory_pipe import connect_pair
 
-LINE_MAX = 1 << 20  # twice as much is buffered on our side
+LINE_MAX = 1 << 20  # limit of the StreamReader, which buffers up to twice as much
 
 
 class HasClients(Protocol):
@@ -36,7 +36,7 @@ def connect(server: HasClients, account: str) -> tuple[asyncio.StreamReader, asy
 def connect_with(
     profile: ListenerProfile, peername: tuple[str, int] | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Our end of a connection on the terms of this profile, for a client at `peername`."""
+    """Our end of a connection with this profile; the server sees a client at `peername`."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_MAX, loop=loop)
     ours = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -45,7 +45,7 @@ def connect_with(
 
 
 class InternalAuthenticator(Authenticator):
-    """Every client is the server itself, in one account."""
+    """Authenticates every client as the server itself, in one account."""
 
     __slots__ = ("_server_identity",)
 
@@ -61,7 +61,7 @@ class InternalAuthenticator(Authenticator):
 
 
 class InternalProfile(ListenerProfile):
-    """Asks for nothing: only the server itself can hold the other end of the pipe."""
+    """Requires no credentials: only the server itself can hold the other end of the pipe."""
 
     kind = "internal"
     mark = "internal"

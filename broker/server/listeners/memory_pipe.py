@@ -1,11 +1,10 @@
-"""A connection inside the process: two transports that hand each other bytes, without a socket.
+"""A connection inside the process: two transports that pass bytes to each other, without a socket.
 
-Owns: the bytes under way in both directions, their bound, and how the end of one side reaches the
-other.
+Owns: the bytes in flight in both directions, their bound, and the propagation of a close.
 May not touch: what the bytes mean.
-Spec: asyncio.Transport. Nothing is handed over within a call: the other side gets its bytes in a
-later turn of the loop. A side that writes more than the high-water mark is asked to pause until the
-other one has read; what is under way is bounded by that."""
+Spec: asyncio.Transport. A write never calls the other side: the bytes are delivered in a later turn
+of the loop. A side that writes more than the high-water mark is paused until the other one has
+read; that bounds the bytes in flight."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class PipeEnd(asyncio.Transport):
         self._high, self._low = HIGH_WATER, HIGH_WATER // 4
         self._writing_paused = False
         self.reading_paused = False
-        self._handing = False  # _hand_over is due
+        self._handing = False  # _hand_over is scheduled
         self.ending = False
         self.ended = False
 

@@ -1,9 +1,9 @@
 """A client that may be behind a load balancer which speaks the PROXY protocol.
 
-Owns: the first bytes of a connection, until it is known whether they are such a header.
-May not touch: anything later: the transport is then the client's own.
-Bound: a header has at most 64 KB; as long as it is incomplete, the client is one that has not
-said CONNECT yet, and is closed like one.
+Owns: the first bytes of a connection, until it is known whether they are a PROXY header.
+May not touch: anything later; the transport then belongs to the client connection.
+Bound: a header has at most 64 KB; while it is incomplete, the authentication timeout applies, as
+for any client that has not sent CONNECT.
 Spec: nats-server, `proxy_protocol`. INFO is sent before the header arrives."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.wire.proxy_header import BadProxyHeader, read_header
 
 
 class ProxiedClient(asyncio.Protocol):
-    """Stands before the connection until its first bytes are read."""
+    """The protocol of the socket until its first bytes are read; then the connection is."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -54,7 +54,8 @@ class WebSocketListener(ListenerProfile):
         self._listener: asyncio.Server | None = None
         self._authenticator: Authenticator | None = None
         self.port = 0
-        # Set where leaf nodes may connect: makes a connection; whether its frames are compressed.
+        # Set if leaf nodes may connect here: creates the connection of one. The second argument
+        # says whether its frames are compressed.
         self.leaf_connection: LeafConnections | None = None
         self.reconfigure(context.settings.options)
 
@@ -103,7 +104,7 @@ class WebSocketListener(ListenerProfile):
 
     def reconfigure(self, options: Options) -> None:
         """A reload may change everything but the port and whether it is encrypted
-        (process/reload.py). The certificates are readable: the server has tried it."""
+        (process/reload.py). The server has checked that the certificates can be read."""
         new = options.websocket or self.options
         if new.tls is not None and self._context is not None:
             renew(self._context, new.tls)
@@ -205,7 +206,7 @@ def terms(options: WebSocketOptions) -> Terms:
 
 
 def own_authorization(options: WebSocketOptions, common: Authorization) -> Authorization | None:
-    """The rules of this port alone; None = those of the client port."""
+    """The authorization of this port; None: it uses that of the client port."""
     if options.user or options.token:
         return Authorization(user=options.user, password=options.password, token=options.token)
     if options.no_auth_user:

@@ -1,11 +1,11 @@
-"""Give memory back to the operating system after a storm.
+"""Returns freed memory to the operating system after a load peak (malloc_trim).
 
-Owns: when the allocator is asked to return what is free.
+Owns: when the allocator is asked to return free pages.
 May not touch: what is in use.
-The C allocator keeps freed memory below the top of its heap: one small object that lives keeps
-hundreds of megabytes in the process. `malloc_trim` returns the free pages in between. It holds the
-allocator's lock for some milliseconds, so it is called only when there is much to return, and when
-the memory of the process no longer grows."""
+The C allocator keeps freed memory below the top of its heap: one small live object at the top can
+keep hundreds of megabytes in the process. `malloc_trim` returns the free pages in between. It holds
+the allocator's lock for some milliseconds, so it is called only when there is much to return and
+the memory of the process has stopped growing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from typing import Final
 logger = logging.getLogger("jetraft.server")
 
 CHECK_EVERY_S: Final = 5.0
-GROWN_BYTES: Final = 32 << 20  # since the last time
-STILL_BYTES: Final = 4 << 20  # growth between two checks that counts as none
+GROWN_BYTES: Final = 32 << 20  # growth since the last trim that makes another one worthwhile
+STILL_BYTES: Final = 4 << 20  # less growth than this between two checks counts as none
 _MEMORY: Final = Path("/proc/self/statm")
 
 
 @dataclass(slots=True)
 class TrimRule:
-    """Decides when it is worth it, from the resident bytes at every check."""
+    """Decides when a trim is worthwhile, from the resident set size at every check."""
 
     after_trim: int = 0
     _before: int = 0
@@ -64,7 +64,7 @@ class FreedMemory:
     async def check(self, trim: Callable[[], object]) -> None:
         before = self._resident()
         if self._rule.is_worth_it(before):
-            # A call of ctypes releases the interpreter; on the loop it would still block it.
+            # On a thread: ctypes releases the GIL, but a call on the loop would still block it.
             await asyncio.to_thread(trim)
             after = self._resident()
             self._rule.trimmed(after)

@@ -1,15 +1,14 @@
-"""When the garbage collector looks at old objects: seldom, because the process stands still.
+"""When the garbage collector runs: rarely over old objects, because it stops the process.
 
-Owns: the collector's thresholds, which objects it leaves alone, and when it looks at all of them.
+Owns: the collector's thresholds, which objects are frozen, and when a full collection runs.
 May not touch: anything else.
 
-Python frees nearly everything by itself; the collector is for objects that refer to each other in a
-circle. To find those it looks at every object of a generation at once. With ten thousand streams
-that are millions of objects and about a second, long enough for the other nodes to elect new
-leaders. So only young objects are collected regularly, a few at a time. What survives is set aside
-(gc.freeze) and collected, all at once, only when it may be worth it: when there are many more
-objects than new streams and consumers account for, or when much of what the node holds was
-deleted."""
+Reference counting frees nearly everything; the collector is for reference cycles. To find those it
+traverses all objects of a generation in one go. With ten thousand streams that means millions of
+objects and about a second, long enough for the other nodes to elect new leaders. So only young
+objects are collected regularly, a few at a time. Survivors are frozen (gc.freeze). A full
+collection runs only when it may be worthwhile: when there are many more objects than new streams
+and consumers account for, or when much of what the node held was deleted."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from typing import Final
 
 logger = logging.getLogger("jetraft.server")
 
-YOUNG_OBJECTS: Final = 10_000  # a few milliseconds. More often, it would interrupt all the time
-YOUNG_COLLECTIONS: Final = 4  # then those that survived are collected once more, and set aside
+YOUNG_OBJECTS: Final = 10_000  # takes a few milliseconds; fewer would interrupt all the time
+YOUNG_COLLECTIONS: Final = 4  # then the survivors are collected once more, and frozen
 NEVER: Final = 1_000_000_000
 CHECK_EVERY_S: Final = 60.0
-OBJECTS_PER_HELD: Final = 45  # of a consumer at its leader; a stream has about three times that
+OBJECTS_PER_HELD: Final = 45  # objects of a consumer at its leader; a stream has three times that
 GROWN_TIMES: Final = 1.5
 GROWN_OBJECTS: Final = 300_000  # about 50 MB
 DELETED_SHARE: Final = 0.2
@@ -36,11 +35,11 @@ DELETED_MIN: Final = 200
 
 @dataclass(slots=True)
 class OldObjects:
-    """Decides when all objects are collected."""
+    """Decides when a full collection is worthwhile."""
 
-    objects: int = 0  # set aside, after the last time
+    objects: int = 0  # frozen after the last full collection
     held: int = 0  # consumers at that time; a stream counts as three
-    held_most: int = 0  # since then
+    held_most: int = 0  # maximum since then
 
     def is_worth_it(self, *, objects: int, held: int) -> bool:
         self.held_most = max(self.held_most, held)
@@ -56,7 +55,7 @@ class OldObjects:
 
 
 def collect_young_objects() -> None:
-    """At the start of the process: what there is by now is never freed."""
+    """At the start of the process. Freezes what exists so far: it is never freed."""
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NEVER)
     gc.callbacks.append(_set_survivors_aside)
@@ -69,14 +68,14 @@ def _set_survivors_aside(phase: str, facts: dict[str, int]) -> None:
 
 
 class OldGarbage:
-    """One per process. `held` counts what this node holds in large numbers."""
+    """One per process. `held` returns the number of consumers; a stream counts as three."""
 
     def __init__(self, held: Callable[[], int]) -> None:
         self._held = held
         self._old = OldObjects()
 
     async def run(self) -> None:
-        gc.collect(1)  # of the start
+        gc.collect(1)  # garbage of the start-up
         self._old.collected(objects=gc.get_freeze_count(), held=self._held())
         while True:
             await asyncio.sleep(CHECK_EVERY_S)

@@ -1,14 +1,14 @@
-"""How long a thread waits for the interpreter while the event loop uses it.
+"""How long a thread waits for the GIL while the event loop holds it.
 
 Owns: the switch interval of the process.
 May not touch: threads.
 
-The thread that flushes the log needs the interpreter a few times per flush, for microseconds. A
-thread that waits for it asks the loop to give it up only after the switch interval; and each time
-that the loop gives it up by itself for a moment (once per turn) and takes it back, the thread has
-to wait for another interval. With turns that are shorter than the interval it could wait
-for many of them: beside a loop kept busy by one tenant, a publish of another one took
-48 ms (p99 151) with Python's 5 ms, and 23 ms (p99 63) with 0.5 ms."""
+The thread that flushes the log needs the GIL a few times per flush, for microseconds. A waiting
+thread asks the loop to release the GIL only after the switch interval; and each time the loop
+releases it for a moment by itself (once per turn) and takes it back, the wait starts over. With
+turns shorter than the interval, the thread could wait for many of them. While one tenant kept the
+loop busy, a publish of another one took 48 ms (p99 151) with Python's 5 ms, and 23 ms (p99 63) with
+0.5 ms."""
 
 from __future__ import annotations
 

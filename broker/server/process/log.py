@@ -2,8 +2,8 @@
 
 Owns: the format, the target and its reopening.
 May not touch: what is logged.
-Spec: nats-server, log format. Bound: a line that a full pipe does not take at once is dropped and
-counted, so that a stuck reader cannot block the broker."""
+Spec: nats-server, log format. Bound: a line that would block on a full pipe is dropped and counted,
+so that a stuck reader cannot block the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from broker.server.process.private_files import FILE_MODE
 
 TRACE = 5
 FATAL = logging.CRITICAL
-LINE_MAX = 4000  # below PIPE_BUF: a pipe that polls as writable takes it whole
+LINE_MAX = 4000  # below PIPE_BUF: a writable pipe accepts the whole line
 STDERR = 2
 SYSLOG_PORT = 514
 CONNECT_SECONDS = 2.0
@@ -67,7 +67,7 @@ class NatsFormatter(logging.Formatter):
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes a line if the descriptor takes it without blocking; files always do."""
+    """Writes a line if the descriptor accepts it without blocking; files always do."""
 
     def __init__(self, options: Logging) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class NonBlockingHandler(logging.Handler):
         self._poll.register(self._descriptor, select.POLLOUT)
 
     def reopen(self) -> None:
-        """After an external rotation: write to the path, not to the moved file. Raises OSError if
-        the path cannot be opened, and continues to write to the moved file: the number of a
-        closed descriptor may already belong to a connection."""
+        """Open the path again after an external log rotation. Raises OSError if it cannot be
+        opened, and keeps the old descriptor open: a closed descriptor's number could already belong
+        to a connection."""
         if self._path:
             moved = self._descriptor
             self._open()
@@ -131,7 +131,7 @@ class NonBlockingHandler(logging.Handler):
             self._remove_old()
 
     def _remove_old(self) -> None:
-        """Keep so many files, the one that is written to included."""
+        """Keep the configured number of files, including the current one."""
         path = Path(self._path)
         moved = sorted(path.parent.glob(f"{glob.escape(path.name)}.[0-9]*"))
         for old in moved[: max(len(moved) - self._max_num + 1, 0)]:
@@ -181,7 +181,7 @@ class SyslogHandler(logging.Handler):
         try:
             self._socket.send(line[:LINE_MAX] + self._ends)
         except OSError:
-            self.dropped += 1  # nobody listens, or the buffer is full
+            self.dropped += 1  # no syslog daemon, or its buffer is full
 
 
 LogHandler = NonBlockingHandler | SyslogHandler

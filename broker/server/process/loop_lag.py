@@ -1,4 +1,4 @@
-"""The lag of the event loop: a stalled loop is what causes false elections.
+"""Measures the lag of the event loop: a stalled loop causes false elections.
 
 Owns: one repeating timer and its lateness.
 May not touch: anything else.

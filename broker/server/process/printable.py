@@ -1,4 +1,4 @@
-"""Text of others in logs and at terminals: visible, but without effect.
+"""Escapes untrusted text for logs and terminals.
 
 Owns: which characters are escaped, and how.
 May not touch: where the text goes.

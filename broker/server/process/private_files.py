@@ -1,9 +1,9 @@
-"""Files of this process: nobody but its user reads them.
+"""File permissions: only the user of this process can read its files.
 
-Owns: the file mode creation mask of a server process, and tightening what an earlier version left.
+Owns: the umask of a server process, and tightening the modes that an earlier version left.
 May not touch: what the files hold.
 Spec: directories 0700, files 0600: data, logs, pid and ports files hold messages, subjects and
-addresses. The mask covers files that libraries create (RocksDB) and those that do not exist yet."""
+addresses. The umask also covers files that libraries create (RocksDB)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_private(directory: Path) -> bool:
-    """Create the directory, with its parents, for this user alone. An existing one is closed to
-    others; False if that is not possible because it belongs to another user. Raises OSError."""
+    """Create the directory and its parents with mode 0700; an existing directory gets that mode.
+    False if it cannot, because the directory belongs to another user. Raises OSError."""
     directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     if directory.stat().st_mode & PRIVATE_UMASK:
         try:

@@ -1,4 +1,4 @@
-"""Keys of our own: an ed25519 pair that signs as an nkey, and a pair that encrypts as an xkey.
+"""This server's own keys: an ed25519 pair that signs (nkey), and one that encrypts (xkey).
 
 Owns: private keys, and reading seeds.
 May not touch: what is signed or encrypted.

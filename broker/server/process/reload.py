@@ -1,4 +1,4 @@
-"""Reload: which settings may change under a running server.
+"""Configuration reload: which settings may change while the server runs.
 
 Owns: the comparison of old and new options.
 May not touch: the server; it returns the options to continue with.
@@ -30,7 +30,7 @@ RELOADABLE = frozenset(
 FROM_THE_FILE = frozenset(["config_file", "config_digest"])
 
 
-# Blocks of which some fields may change.
+# Configuration blocks in which only these fields may change.
 _PARTS = {
     "jetstream": frozenset(["accounts", "remotes", "limits", "max_memory_store", "max_file_store"]),
     "cluster": frozenset(["routes"]),
@@ -97,7 +97,7 @@ def merge(current: Options, wanted: Options) -> Options:
 
 
 def _may_become(current: Block | None, wanted: Block | None, parts: frozenset[str]) -> bool:
-    """Whether nothing but these fields of a block has changed."""
+    """Whether only these fields of the block differ."""
     if isinstance(wanted, LeafNodeOptions) and current is None:
         return not wanted.port  # remotes may come and go, a port may not
     if isinstance(current, LeafNodeOptions) and wanted is None:

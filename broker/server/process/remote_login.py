@@ -1,6 +1,7 @@
 """How this server logs in to another one: creds, seeds, TLS.
 
-Owns: reading creds, seeds and certificates; at every connection anew, so that they may be renewed.
+Owns: reading creds, seeds and certificates. They are read for every connection, so that they can be
+renewed without a restart.
 May not touch: the connection.
 Spec: NATS client protocol, CONNECT (nkey, jwt, sig); NATS creds files."""
 

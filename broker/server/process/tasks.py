@@ -1,9 +1,9 @@
 """The background tasks of one process, in one task group.
 
 Owns: the set of running tasks and their end.
-May not touch: what the tasks do. A task that fails is logged and ends alone; it does not cancel
-the others, as a bare TaskGroup would. A lack of memory is also told to the event loop's handler of
-exceptions: it concerns the whole process."""
+May not touch: what the tasks do. A task that fails is logged and does not cancel the others, unlike
+in a bare TaskGroup. A MemoryError is also passed to the event loop's exception handler, because it
+concerns the whole process."""
 
 from __future__ import annotations
 

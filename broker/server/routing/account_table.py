@@ -44,7 +44,7 @@ class AccountTable(Mapping[str, Account]):
         return found
 
     def reconfigure(self, configured: Sequence[AccountOptions]) -> None:
-        """Open accounts go on with these options; one that is no longer named has none."""
+        """Apply these options to the open accounts; one that is not listed has none from now on."""
         self._configured = {one.name: one for one in configured}
         for account in self._accounts.values():
             account.reconfigure(self._configured.get(account.name), cluster=self._cluster)
@@ -55,7 +55,7 @@ class AccountTable(Mapping[str, Account]):
         return name in self._configured
 
     def on_created(self, callback: Callable[[Account], None]) -> None:
-        """Call it for every account there is, and for every one that is created later."""
+        """Call `callback` for every existing account, and for every one created later."""
         self._created.append(callback)
         for account in list(self._accounts.values()):
             callback(account)

@@ -2,10 +2,10 @@
 
 Owns: one queue for the whole server; each turn of the event loop runs about one time slice of it.
 May not touch: what the work is; it is a callback, or a generator of steps.
-Turns are shared out by CPU time, first between accounts, then between the connections of an
-account: who has used least goes first. So an account with 300 busy clients gets no more of the
-loop than one with a single client, and no work holds the loop for longer than a slice.
-Work of an account that has used little in this turn of the loop need not queue (`exhausted`): the
+CPU time is shared between accounts first, then between the connections of an account: the one that
+has used the least runs next. So an account with 300 busy clients gets no more of the loop than one
+with a single client, and no work holds the loop for longer than a slice.
+An account that has used little in this turn of the loop does not have to queue (`exhausted`): a
 request of a quiet client is answered as soon as it is read.
 Spec: docs/ARCHITECTURE.md, "Invariants": nothing blocks the event loop."""
 
@@ -24,18 +24,19 @@ from broker.subjects import Steps
 T = TypeVar("T")
 
 # A publish that waits for its ack needs four or five turns of the loop, so they have to be short.
-TURN_S = 0.002  # the time slice of a client or a stream, and of the queue in a turn of the loop
-DIRECT_S = 0.001  # of an account in one turn of the loop, before its work has to queue
-ALONE_S = 0.004  # the same while no other account has anything to do
-LITTLE_S = 0.0002  # of an account, in several turns: not worth a callback that forgets it
-STEPS_S = 0.0005  # of work in steps, before the next one in the queue
-IDLE_KEPT = 1024  # accounts or connections whose use is remembered while nothing of them waits
+TURN_S = 0.002  # time slice of a client or a stream, and of the queue in one turn of the loop
+DIRECT_S = 0.001  # what an account may use per turn of the loop before its work has to queue
+ALONE_S = 0.004  # the same, while no other account has work
+LITTLE_S = 0.0002  # less than this is not worth a callback that resets the counter after the turn
+STEPS_S = 0.0005  # work in steps yields to the next in the queue after this time
+IDLE_KEPT = 1024  # accounts or connections without waiting work whose use is remembered
 
 Act = Callable[[], None]
 
 
 class _Lane(Generic[T]):
-    """What waits, by owner. `used` is the CPU time of an owner, as far as it is behind."""
+    """Waiting work by owner. `used_s` is the CPU time of each owner, from which the next one is
+    chosen."""
 
     __slots__ = ("_floor_s", "_heap", "_number", "used_s", "waiting")
 
@@ -44,7 +45,7 @@ class _Lane(Generic[T]):
         self.used_s: dict[Hashable, float] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
         self._number = 0
-        self._floor_s = 0.0  # of the owner that was served last: a newcomer gets no credit
+        self._floor_s = 0.0  # `used_s` of the owner served last; a new owner starts there, not at 0
 
     def enter(self, owner: Hashable, waiting: T) -> None:
         self.waiting[owner] = waiting
@@ -57,7 +58,7 @@ class _Lane(Generic[T]):
         heappush(self._heap, (used_s, self._number, owner))
 
     def first(self) -> tuple[Hashable, T]:
-        """The owner that has used least; it must be charged or left afterwards."""
+        """The owner that has used the least. The caller must `charge` it afterwards."""
         used_s, _, owner = heappop(self._heap)
         self._floor_s = used_s
         return owner, self.waiting[owner]
@@ -73,7 +74,7 @@ class _Lane(Generic[T]):
 
 
 class FairQueue:
-    """First come, first served within a connection. Each callback is called once."""
+    """FIFO within a connection. Each callback is called once."""
 
     __slots__ = ("_accounts", "_count", "_direct_s", "_due", "_forgetting")
 
@@ -82,10 +83,10 @@ class FairQueue:
         self._count = 0
         self._due = False
         self._direct_s: dict[Hashable, float] = {}  # used in this turn without queueing
-        self._forgetting = False  # at the end of this turn
+        self._forgetting = False  # `_forget` is scheduled for the end of this turn
 
     def wait(self, act: Act, account: Hashable = None, connection: Hashable = None) -> None:
-        """Call it in a later turn of the event loop."""
+        """Call `act` in a later turn of the event loop."""
         lane = self._accounts.waiting.get(account)
         if lane is None:
             lane = _Lane()
@@ -99,7 +100,7 @@ class FairQueue:
         self._schedule()
 
     def exhausted(self, account: Hashable) -> bool:
-        """Whether the account has used its share of this turn: its work should wait()."""
+        """Whether the account has used its share of this turn; its work should then wait()."""
         used_s = self._direct_s.get(account, 0.0)
         return used_s > DIRECT_S and (used_s > ALONE_S or self._has_others(account))
 
@@ -108,7 +109,7 @@ class FairQueue:
         return len(self._direct_s) > 1 or len(waiting) > (account in waiting)
 
     def used(self, account: Hashable, used_s: float) -> None:
-        """The account used so much without queueing."""
+        """Count CPU time that the account used without queueing."""
         used_s += self._direct_s.get(account, 0.0)
         self._direct_s[account] = used_s
         if used_s > LITTLE_S and not self._forgetting:
@@ -122,8 +123,8 @@ class FairQueue:
     async def run(
         self, steps: Steps[T], account: Hashable = None, connection: Hashable = None
     ) -> T:
-        """Carry out the steps, some per turn; the first ones at once unless the account has used
-        its share. Raises what they raise; when cancelled, they are closed."""
+        """Carry out the steps, some per turn; the first ones now, unless the account has used its
+        share. Raises what they raise. Cancellation closes the generator."""
         if not self.exhausted(account):
             began = time.perf_counter()
             try:
@@ -138,8 +139,9 @@ class FairQueue:
             return await ended
         finally:
             steps.close()
-            # An error refers to this frame: with the future in it they would form a cycle, and a
-            # flood of refused requests would hold their bodies until the next garbage collection.
+            # An exception refers to this frame. If the frame referred to the future, that would be
+            # a reference cycle, and a flood of refused requests would keep their bodies in memory
+            # until the next garbage collection.
             del ended
 
     def _go_on(
@@ -156,7 +158,7 @@ class FairQueue:
             done, result = some_steps(steps)
         except Exception as problem:  # noqa: BLE001 - raised in the task that waits
             ended.set_exception(problem)
-            del ended  # the error refers to this frame, see `run`
+            del ended  # avoids a reference cycle, see `run`
             return
         if done:
             ended.set_result(result)  # type: ignore[arg-type]
@@ -169,7 +171,7 @@ class FairQueue:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """What was waiting when the turn began, as far as the time slice goes."""
+        """Run what was waiting when the turn began, within one time slice."""
         self._due = False
         began = time.perf_counter()
         deadline = began + TURN_S
@@ -188,7 +190,7 @@ class FairQueue:
         self._count -= 1
         ended = began
         try:
-            queue.popleft()()  # not a variable: the frames of an error would hold it, see `run`
+            queue.popleft()()  # no local variable: a traceback would keep it alive, see `run`
         finally:
             ended = time.perf_counter()
             used_s = ended - began
@@ -206,7 +208,7 @@ class Turns(Protocol):
 
 
 def some_steps(steps: Steps[T]) -> tuple[bool, T | None]:
-    """Carry out steps for a moment. Whether they have ended, and with which result."""
+    """Carry out steps for up to STEPS_S. Returns whether they have ended, and the result."""
     deadline = time.perf_counter() + STEPS_S
     while True:
         try:

@@ -1,9 +1,9 @@
-"""One piece of a run for several recipients, delivered at once or over several turns.
+"""Delivers one piece of a run to several recipients, in one turn or over several.
 
-Owns: which recipients of the piece have it, and the choice of a member of each queue group.
+Owns: which recipients already have the piece, and the choice of a member of each queue group.
 May not touch: who the recipients are (router.py), sockets, when a turn begins.
 Spec: NATS client protocol, SUB with a queue group and with max_msgs. Each subscription gets the
-messages of a publisher in their order: what the publisher sends later waits for the rest."""
+messages of a publisher in order: later messages of the publisher wait until the piece is done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from broker.wire import PubRun
 
 LOOK_EVERY = 256  # recipients between two readings of the clock
-LOOK_BYTES = 64 << 10  # or so many bytes for them
+LOOK_BYTES = 64 << 10  # or bytes, if that is sooner
 
 
 class FanningPublisher(PublishingConnection, Protocol):
@@ -28,7 +28,7 @@ class FanningPublisher(PublishingConnection, Protocol):
 
 
 class FanOut:
-    """`covered` is the row up to which every message was delivered to somebody."""
+    """`covered`: every message before this row was delivered to at least one recipient."""
 
     __slots__ = ("_at", "_found", "covered", "run", "start", "stop")
 
@@ -38,10 +38,10 @@ class FanOut:
         self.stop = stop
         self.covered = start
         self._found = found
-        self._at = 0  # plain subscriptions that have it
+        self._at = 0  # number of plain subscriptions that have the piece
 
     def go_on(self, publisher: FanningPublisher, deadline: float) -> bool:
-        """Deliver until the clock shows the deadline. Returns whether all recipients have it."""
+        """Deliver until the deadline. Returns whether all recipients have the piece."""
         run, start, stop, skips = self.run, self.start, self.stop, publisher.skips
         plain = self._found.plain
         share = LOOK_EVERY
@@ -92,9 +92,10 @@ def deal(
     *,
     skips: Callable[[Sink], bool],
 ) -> int:
-    """Deal the rows to the members in slices, beginning with a random one: one call per slice.
+    """Divide the rows between the members of a queue group, in slices, starting at a random member.
 
-    A slice that a member refuses goes to the next one. Returns the row after the last one taken."""
+    A slice that a member refuses goes to the next member. Returns the row after the last one that
+    was taken."""
     count = len(pool)
     turn = randrange(count) if count > 1 else 0
     share = -(-(stop - start) // count)

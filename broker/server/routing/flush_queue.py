@@ -19,13 +19,13 @@ FLUSHES_MAX: Final = 16  # of one account in a turn of the loop
 
 class FlushedConnection(Protocol):
     @property
-    def unsent(self) -> UnsentBytes: ...  # stands for the account
+    def unsent(self) -> UnsentBytes: ...  # identifies the account
 
     def flush_in_turn(self) -> None: ...
 
 
 class FlushQueue:
-    """One per server. A connection is in it once: its owner adds it again after its flush."""
+    """One per server. A connection is queued at most once; after a flush it can be added again."""
 
     __slots__ = ("_due", "_scheduled")
 

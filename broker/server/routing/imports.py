@@ -1,7 +1,6 @@
 """Messages that cross from one account to another: imported streams and services.
 
-Owns: the sinks that carry messages between accounts, and the answers that imported services still
-expect.
+Owns: the sinks that carry messages between accounts, and the pending requests to imported services.
 May not touch: which imports are permitted (config/check_accounts.py), sockets.
 A message crosses at the node its publisher is connected to; from there the interest of the other
 account routes it further. Answers are expected on an unguessable subject in the exporter's
@@ -56,13 +55,13 @@ class RequestingClients(Protocol):
 
 
 class Crossings:
-    """How many accounts the current message has passed. Deliveries are nested calls."""
+    """How many accounts the current message has passed through. Deliveries are nested calls."""
 
     __slots__ = ("about", "depth")
 
     def __init__(self) -> None:
         self.depth = 0
-        self.about: bytes | None = None  # the requestor, as described to the first service
+        self.about: bytes | None = None  # description of the requestor, for the first service
 
     @contextmanager
     def one_more(self) -> Iterator[bool]:
@@ -85,7 +84,7 @@ class _Crossing:
         self._crossings = crossings
         self.target = target
         self.rule = rule
-        self.mapped = import_mapping(rule)  # the subject there; None when it cannot be one
+        self.mapped = import_mapping(rule)  # maps to the other account's subject; None: no match
 
     def deliver_run(
         self,
@@ -115,7 +114,7 @@ class _Crossing:
     def carry(
         self, message: Message, publisher: PublishingConnection | None, publish: Publish
     ) -> bool:
-        """Like deliver, but `publish` is called with the message for the other account."""
+        """Like deliver, but passes the message for the other account to `publish`."""
         mapped = self.mapped(message[0])
         if mapped is None:
             return False
@@ -151,9 +150,9 @@ class ServiceImport(_Crossing):
         self.export = export
         self._prefix = b"_R_.%b." % secrets.token_hex(8).encode()
         self._inbox: InternalSubscription | None = None
-        # By token: reply subject and deadline. Deadlines rise, so the oldest comes first.
+        # Token -> (reply subject, deadline). Deadlines only increase, so the oldest is first.
         self._expected: dict[bytes, tuple[bytes, int]] = {}
-        self._measured: dict[bytes, Measured] = {}  # of these, by token
+        self._measured: dict[bytes, Measured] = {}  # requests whose latency is measured, by token
 
     def _cross(
         self, message: Message, publisher: PublishingConnection | None, publish: Publish
@@ -190,7 +189,7 @@ class ServiceImport(_Crossing):
         return Measured(self._about(publisher), time.time(), time.monotonic_ns(), found)
 
     def _tell(self, request: Measured | None, *, answered_ns: int = 0, status: int = OK) -> None:
-        """Report about a request, if it is one that is measured."""
+        """Publish the latency report of a request, if its latency is measured."""
         where = self.export.latency
         if request is None or where is None:
             return
@@ -241,7 +240,7 @@ class ServiceImport(_Crossing):
             self._tell(self._measured.pop(token, None), answered_ns=now)
 
     def close(self) -> None:
-        """Answers that are still expected are not awaited any longer."""
+        """Stop waiting for answers."""
         if self._inbox is not None:
             self._inbox.close()
 
@@ -270,8 +269,8 @@ class Imports:
         self._joined: dict[tuple[str, Import, Export | None], Subscription] = {}
 
     def join(self, configured: Sequence[AccountOptions]) -> None:
-        """Subscribe the sinks of these imports, and no others; unchanged ones stay, with the
-        answers that they expect."""
+        """Subscribe exactly the sinks of these imports. Unchanged ones keep their pending
+        requests."""
         by_name = {one.name: one for one in configured}
         wanted: dict[tuple[str, Import, Export | None], None] = {}
         for options in by_name.values():

@@ -1,9 +1,9 @@
-"""A subscription of this node itself, announced to every node like that of a client.
+"""A subscription of this node itself, announced to all nodes like a client's.
 
 Owns: the sink between the router and a callback.
 May not touch: what the messages mean.
-Used for conversations with one client (snapshots, restores) and for the answers of imported
-services: the responder may be connected to any node.
+Used for the messages of one client (snapshots, restores) and for the answers of imported services:
+the other side may be connected to any node.
 Spec: NATS client protocol, SUB."""
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class InterestTable(Protocol):
 
 
 class InternalSubscription:
-    """Open until closed. Calls back in the order of arrival."""
+    """Calls back in order of arrival, until it is closed."""
 
     kind = SinkKind.CLIENT  # so that it is announced to peers
-    watchful = True  # it has no socket to encode for
+    watchful = True  # messages are delivered one by one: there is no socket to encode for
 
     def __init__(
         self, router: InterestTable, account: Account, subject: bytes, taken: Taken
@@ -38,7 +38,7 @@ class InternalSubscription:
         self._router = router
         self._account = account
         self._taken = taken
-        # Who has sent the message that is being taken; None: it came from elsewhere.
+        # The local connection that published the current message; None: it came from elsewhere.
         self.publisher: PublishingConnection | None = None
         self._sub = Subscription(self, account, subject, b"", b"1")
         router.subscribe(account, self._sub)

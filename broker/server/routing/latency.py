@@ -34,7 +34,7 @@ class Measured:
 
 
 def asked(latency: ServiceLatency, raw: bytes, draw: Callable[[int], int]) -> Headers | None:
-    """None: the request is not measured. Otherwise the headers that the report repeats."""
+    """Whether to measure this request. None: no. Otherwise the headers to repeat in the report."""
     if latency.sampling:
         return {} if latency.sampling >= ALWAYS or draw(ALWAYS) < latency.sampling else None
     found: Headers = {}
@@ -83,8 +83,8 @@ def report(
     sent_ns: int = 0,
     status: int = OK,
 ) -> dict[str, Any]:
-    """`answered_ns` and `sent_ns`: when the answer arrived, and when it had been passed on. The
-    round trips of both clients are part of the total, and not of the service."""
+    """`answered_ns` and `sent_ns`: when the answer arrived, and when it had been forwarded. The
+    RTTs of both clients count in the total latency, but not in that of the service."""
     rtt_ns = request.requestor.get("rtt", 0)
     document: dict[str, Any] = {
         "type": TYPE,

@@ -1,4 +1,4 @@
-"""Runs of messages from clients of an account with subject mappings.
+"""Applies an account's subject mappings to a run of messages.
 
 Owns: building the run that is published instead.
 May not touch: where a subject is mapped to (broker/accounts/mappings.py).

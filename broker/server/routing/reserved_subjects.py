@@ -2,10 +2,10 @@
 
 Owns: the prefixes, and the search for them in a run of publishes.
 May not touch: connections; the caller answers the client.
-Spec: nats-server, reserved prefixes; the list is fixed, whatever the server has enabled. Beyond it:
-a user with restricted permissions may name a subject of a service ($JS, $SYS) as reply only if it
-may publish there itself, because whoever answers, the server above all, has other permissions. The
-same holds for the subject to which it schedules a message."""
+Spec: nats-server, reserved prefixes; the list is fixed, whatever the server has enabled. One rule
+of our own: a user with restricted permissions may use a service subject ($JS, $SYS) as reply only
+if the user may publish to it. Otherwise the responder, usually the server itself, would publish
+there for the user. The same holds for the target of a scheduled message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SUBJECTS = (b"_GR_.", b"$NRG.")
 REPLIES = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 SERVICES = (b"$JS.", b"$SYS.")
-# Headers: the server publishes to that subject later, or removes the schedule that is there.
+# Headers with a subject to which the server publishes later, or whose schedule it removes.
 NAMING = (b"Nats-Schedule-Target", b"Nats-Scheduler")
 
 
@@ -59,8 +59,7 @@ def _closed_targets(run: PubRun, rules: PublishRules) -> dict[int, str]:
 
 
 def closed_target(headers: bytes, rules: PublishRules) -> bytes | None:
-    """The subject for which a header block schedules something, if the user may not publish
-    there."""
+    """The target of the schedule in a header block, if the user may not publish to it."""
     for name, subject in wire_headers.parse(headers):
         if name in NAMING and subject and not rules.allows(subject):
             return subject
@@ -72,7 +71,7 @@ def _is_closed_service(reply: bytes, rules: PublishRules | None) -> bool:
 
 
 def _none_suspect(run: PubRun, start: int, stop: int, suspect: tuple[bytes, ...]) -> bool:
-    """Whether all replies share a prefix that is not suspect: then none of them is."""
+    """Whether all replies share a prefix that rules out the suspect ones."""
     if stop - start == 1:
         return not run.names(start)[1].startswith(suspect)
     replies = ReplyColumn()

@@ -1,7 +1,7 @@
-"""From a publish to its subscribers: one cached lookup per segment of equal subjects.
+"""Routes messages to their subscribers, with one cached lookup per segment of equal subjects.
 
-Owns: fan-out, the choice of a queue member, echo, no responders, and the notice of changed
-interest.
+Owns: fan-out, the choice of a queue group member, echo, no responders, and the callbacks for
+changes of interest.
 May not touch: sockets, permissions, storage; those belong to the sinks.
 Spec: NATS client protocol, PUB, SUB with a queue group, no responders."""
 
@@ -50,15 +50,15 @@ class Publisher(PublishingConnection, Sink, Protocol):
     @property
     def groups(self) -> frozenset[bytes] | None:
         """The queue groups that its messages are for; None: all. A server that forwards messages
-        has chosen a member already for the others."""
+        has already chosen a member of each other group."""
 
     def skips(self, sink: Sink) -> bool:
-        """Whether its messages do not go there: back to itself, above all."""
+        """Whether its messages are not delivered to `sink`, for example because it is itself."""
 
     def check_publish(self, subject: bytes, start: int, stop: int) -> int:
-        """The row up to which a segment may be published; permissions that count messages end in
-        the middle of one. Called once per piece of a segment; the client has had an -ERR for each
-        message that is refused."""
+        """The row up to which a segment may be published; a permission limited to a number of
+        messages can end in the middle. Called once per piece of a segment. Sends the client an -ERR
+        for each message that is refused."""
 
 
 class ForwardingSink(Sink, Protocol):
@@ -67,11 +67,11 @@ class ForwardingSink(Sink, Protocol):
     def deliver_as(
         self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
     ) -> bool:
-        """For the subscriptions on `to`; the message is shown under its own subject."""
+        """Deliver to the subscriptions on `to`, which see the message's own subject."""
 
 
 class InspectingSink(Sink, Protocol):
-    """A CLIENT sink, which may want to inspect every message."""
+    """A CLIENT sink. If `watchful`, it must be given every message by itself."""
 
     watchful: bool
 
@@ -84,12 +84,12 @@ class Router:
         self._bulk: BulkService | None = None
         self._timed: tuple[bytes, ...] = ()
         self._family = b""
-        self._family_start: bytes | None = None  # a cheap test before that of the whole prefix
-        # Where the turn of a publisher ended between two recipients of a message.
+        self._family_start: bytes | None = None  # first byte: tested before the whole prefix
+        # Publishers whose turn ended between two recipients of a message.
         self._unfinished: dict[Publisher, FanOut] = {}
 
     def serve_in_bulk(self, service: BulkService) -> None:
-        """This service takes whole runs; it subscribes like any other."""
+        """Register the service that takes whole runs. It also subscribes like any other sink."""
         self._bulk = service
         self._timed = service.timed_prefixes
         self._family = service.family_prefix
@@ -98,8 +98,8 @@ class Router:
     # -- interest ---------------------------------------------------------------------------
 
     def on_interest(self, callback: InterestCallback) -> None:
-        """Call it for every subscription of a client, leaf node or hub that is added (True) or
-        removed (False)."""
+        """Call `callback` for every subscription of a client, leaf node or hub that is added (True)
+        or removed (False)."""
         self._interest.append(callback)
 
     def subscribe(self, account: Account, sub: Subscription) -> None:
@@ -124,7 +124,7 @@ class Router:
         return any(pool[0].queue == queue for pool in found.queues)
 
     def bulk(self, account: Account, deliver_to: bytes) -> Subscription | None:
-        """The one plain CLIENT subscription of this node when nothing else matches, else None.
+        """The subscription, if exactly one matches and it is a plain CLIENT of this node; or None.
 
         Reply subjects with a common prefix (`prefix.` + token) share one cached result."""
         found = None
@@ -151,7 +151,7 @@ class Router:
         return self.publish_rest(publisher, run, first)
 
     def publish_rest(self, publisher: Publisher, run: PubRun, first: int) -> int:
-        """As `publish_run`, for a run that `publish_one` did not take."""
+        """Like `publish_run`, for a run that `publish_one` did not take."""
         deadline = time.perf_counter() + TURN_S
         if self._unfinished and publisher in self._unfinished:
             first = self._finish(publisher, run, first, deadline)
@@ -179,8 +179,8 @@ class Router:
         return row
 
     def publish_one(self, publisher: Publisher, run: PubRun) -> bool:
-        """The most common run: one message for one recipient, or one request to the service that
-        takes whole runs, such as a get. False: it is not that simple, and nothing was done."""
+        """Fast path for the most common run: one message for one recipient, or one request (such
+        as a get) to the bulk service. False: the run does not qualify, and nothing was done."""
         if publisher.guarded:
             return False
         subject = run.names(0)[0]
@@ -214,7 +214,7 @@ class Router:
         match = publisher.account.subs.match
         family = self._family_match(publisher)
         family_start = self._family_start
-        recipient: Subscription | None = None  # of the rows from `begun` on
+        recipient: Subscription | None = None  # sole recipient of the rows since `begun`
         begun = first
         reached = last
         work = 0
@@ -224,7 +224,7 @@ class Router:
             joinable = found.quick or found is family
             late = work > LOOK_EVERY
             if recipient is not None and (
-                not (joinable and found.single is recipient)  # else one delivery for all of them
+                not (joinable and found.single is recipient)  # otherwise the rows are joined
                 or (late and _is_service(recipient.sink))
             ):
                 done = self._to_one(publisher, recipient, run, begun, start, deadline=deadline)
@@ -255,11 +255,11 @@ class Router:
         self, publisher: Publisher, run: PubRun, found: Match, start: int, *, stop: int,
         deadline: float,
     ) -> int:  # fmt: skip
-        """One segment. With many rows for many recipients, the turn may end between two pieces."""
+        """Deliver one segment. With many rows and recipients, the turn may end between pieces."""
         sub = found.single
         share = max(1, PIECE_MAX // (found.weight or 1))
         if sub is None and run.segments(start, start + 1)[0][0].startswith(self._timed):
-            share = 1  # slow requests that have other subscribers besides the service
+            share = 1  # slow requests with subscribers besides the service
         for row in range(start, stop, share):
             if row > start and time.perf_counter() > deadline:
                 return row
@@ -279,7 +279,7 @@ class Router:
         return stop
 
     def _deliver(self, publisher: Publisher, fan_out: FanOut, deadline: float) -> bool:
-        """False: the turn of the publisher is over, and the rest goes first in the next one."""
+        """False: the publisher's turn is over; its next turn begins with the rest."""
         if not fan_out.go_on(publisher, deadline):
             self._unfinished = {one: it for one, it in self._unfinished.items() if not one.closed}
             self._unfinished[publisher] = fan_out
@@ -289,7 +289,8 @@ class Router:
         return True
 
     def _finish(self, publisher: Publisher, run: PubRun, first: int, deadline: float) -> int:
-        """The row that comes next; `first` if the turn ended again in the middle of it."""
+        """Finish a fan-out of an earlier turn. Returns the row to continue from: `first`, if the
+        turn ended again in the middle of it."""
         fan_out = self._unfinished.pop(publisher, None)
         if fan_out is None or fan_out.run is not run or fan_out.start != first:
             return first
@@ -299,7 +300,8 @@ class Router:
         self, publisher: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
         deadline: float,
     ) -> int:  # fmt: skip
-        """Returns the row it stopped at: less than `stop` when requests used up the turn."""
+        """Deliver to a single recipient. Returns the row it stopped at: less than `stop` if
+        requests used up the turn."""
         bulk = self._bulk
         if bulk is not None and sub.sink is bulk and run.names(start)[0].startswith(self._timed):
             reached, missing = bulk.deliver_timed(
@@ -325,7 +327,7 @@ class Router:
     # -- services that take whole runs --------------------------------------------------------
 
     def _match_family(self, publisher: Publisher, subject: bytes) -> Match:
-        """Like match, but one result for all subjects of the family, where it holds for all."""
+        """Like match, but with one result for all subjects of the family, if they share it."""
         subs = publisher.account.subs
         found = None
         if subject.startswith(self._family) and b".." not in subject and subject[-1:] != b".":
@@ -333,7 +335,7 @@ class Router:
         return subs.match(subject) if found is None else found
 
     def _family_match(self, publisher: Publisher) -> Match | None:
-        """The match of the whole family, if the bulk service alone takes it."""
+        """The match of the whole family, if the bulk service is its only subscriber."""
         if self._bulk is None:
             return None
         found = publisher.account.subs.match_family(self._family)
@@ -341,7 +343,7 @@ class Router:
         return found if sub is not None and sub.sink is self._bulk else None
 
     def _compact_subscription(self, publisher: Publisher, bulk: BulkService) -> Subscription | None:
-        """The subscription of the bulk service, if it alone takes the compact messages."""
+        """The bulk service's subscription to compact messages, if it is the only subscriber."""
         if publisher.guarded:
             return None
         found = publisher.account.subs.match_family(bulk.compact_prefix)
@@ -359,8 +361,8 @@ class Router:
         deliver_to: bytes | None = None,
         publisher: Publisher | None = None,
     ) -> int:
-        """Deliver one message; returns the number of recipients. `deliver_to` is matched, `subject`
-        is sent."""
+        """Deliver one message to the subscriptions that match `deliver_to`; they see `subject`.
+        Returns the number of recipients."""
         found = account.subs.match(subject if deliver_to is None else deliver_to)
         skips = _skip_nothing if publisher is None else publisher.skips
         give = _deliver if deliver_to is None else partial(_deliver_to, deliver_to)
@@ -458,5 +460,5 @@ def _plain_client(found: Match) -> Subscription | None:
     sub = found.single
     if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
         return None
-    # A watchful client inspects each message: it needs deliver().
+    # A watchful client must be given each message by itself, by deliver().
     return None if cast(InspectingSink, sub.sink).watchful else sub

@@ -1,6 +1,6 @@
-"""Rows of runs for the subscribers behind a link, with the subscriptions there that get them.
+"""Rows of runs queued for a link, with the targets behind it (plain subscriptions, queue groups).
 
-Owns: how rows are cut, so that each message crosses a link once and names all that it is for.
+Owns: how rows are cut, so that each message crosses a link once and names all its targets.
 May not touch: links, encodings.
 Spec: NATS clustering and leaf nodes: one copy per link, with the names of the queue groups."""
 
@@ -15,14 +15,14 @@ from broker.wire import PubRun
 
 @dataclass(slots=True)
 class TargetedRows:
-    """Rows of a run for a link, and all subscriptions behind it that should get them."""
+    """Rows of a run for a link, and the targets behind it."""
 
     account: str
     run: PubRun
     start: int
     stop: int
     targets: list[bytes]  # queue groups; b"" means the plain subscriptions
-    origin: str = ""  # the cluster of the leaf node that they came from
+    origin: str = ""  # the cluster of the leaf node that the rows came from
 
 
 def pieces(queued: list[TargetedRows]) -> Iterator[TargetedRows]:
@@ -37,8 +37,8 @@ def pieces(queued: list[TargetedRows]) -> Iterator[TargetedRows]:
 
 
 def _cut(queued: list[TargetedRows]) -> Iterator[TargetedRows]:
-    """A queue group may get slices of a run that the plain subscriptions get whole. Cut at every
-    edge, so that a row with several targets crosses once and names them all."""
+    """A queue group may get slices of a run of which plain subscriptions get all rows. Cut at every
+    boundary, so that a row with several targets crosses once and names them all."""
     account, run, origin = queued[0].account, queued[0].run, queued[0].origin
     edges = sorted({edge for item in queued for edge in (item.start, item.stop)})
     begins: dict[int, list[TargetedRows]] = {}

@@ -40,7 +40,8 @@ NOT_SENT_THERE = "Not delivered because remote does not support message tracing"
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What a header block asks for. only=True without a dest: neither traced nor delivered."""
+    """The trace that a header block asks for. `only` without `dest`: the message is neither traced
+    nor delivered."""
 
     dest: bytes = b""  # empty: no trace
     only: bool = False  # the message itself is not delivered
@@ -49,8 +50,8 @@ class TraceRequest:
 
 
 def requested(headers: bytes, account: Account, *, first_server: bool) -> TraceRequest:
-    """Header names are case-sensitive, except `traceparent`, which counts only in an account
-    with a configured trace destination."""
+    """Reads the trace headers. Their names are case-sensitive, except `traceparent`, which counts
+    only in an account with a configured trace destination."""
     lines, found = _lines(headers)
     if found is None:
         return TraceRequest()
@@ -104,7 +105,7 @@ def _sampled(parent: bytes) -> bool:
 
 
 def disabled(headers: bytes) -> bytes:
-    """The header block for a route on which no server may trace."""
+    """The header block with tracing disabled, for a server that must not trace the message."""
     return with_header(headers, DEST, DISABLED)
 
 
@@ -122,7 +123,7 @@ def disabled_in_place(headers: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """Collects events until the fan-out is complete and no stream is waited for."""
+    """Collects events until the fan-out is complete and every stream has answered."""
 
     account: Account
     dest: bytes
@@ -132,10 +133,10 @@ class Trace:
     hop: str = ""
     hops: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
-    waits: int = 1  # the end of the fan-out, and every stream that has not answered
+    waits: int = 1  # pending: the end of the fan-out, and one for each stream still to answer
 
     def add(self, event_type: str, /, **fields: object) -> dict[str, Any]:
-        """Empty fields are left out; zero is not empty."""
+        """Append an event. Empty fields are left out; zero is not empty."""
         event: dict[str, Any] = {"type": event_type, "ts": timestamp(time.time())}
         event.update((name, value) for name, value in fields.items() if value not in ("", None))
         self.events.append(event)
@@ -153,7 +154,7 @@ class Trace:
         return f"{self.hop}.{self.hops}" if self.hop else str(self.hops)
 
     def done(self) -> None:
-        """One of the waits is over; the last one sends the report."""
+        """One pending item is done; after the last one, the report is sent."""
         self.waits -= 1
         if not self.waits:
             self.send(self)

@@ -1,9 +1,9 @@
 """Traced messages that a stream stores: the outcome is known when the stream has answered.
 
-Owns: the answers that are waited for.
+Owns: the pending answers of streams.
 May not touch: the stream, which answers as it would answer any publisher.
-A stream answers to the reply subject of a publish. For a traced message that is a subject of
-ours; the answer is then forwarded to the publisher. A message with Nats-Trace-Only is not sent to
+A stream answers to the reply subject of a publish. For a traced message that is a subject of this
+module, which forwards the answer to the publisher. A message with Nats-Trace-Only is not sent to
 the stream, so the checks of its leader (duplicates, expected sequences) are not reported.
 Spec: NATS ADR-41, message tracing; details as in nats-server 2.15."""
 
@@ -23,8 +23,8 @@ from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
 
-WAIT_S = 30.0  # for an answer of a stream; then the trace is sent as it is
-WAITING_MAX = 4096  # beyond it, traces do not wait for the stream
+WAIT_S = 30.0  # for the stream's answer; then the trace is sent without it
+WAITING_MAX = 4096  # beyond it, traces do not wait for the stream's answer
 WRONG_LAST_SEQUENCE = 10071
 
 
@@ -45,7 +45,7 @@ class StreamSink(Sink, Protocol):
         """Whether it answers every single message."""
 
     def stored_as(self, subject: bytes) -> tuple[bytes, bool]:
-        """The subject it is stored under, and whether no consumer of this node wants it."""
+        """The subject it is stored under, and whether no consumer of this node is interested."""
 
 
 class _Refusal(msgspec.Struct):
@@ -65,7 +65,7 @@ class _Waiting:
     account: Account
     reply: bytes  # of the publisher
     headers: bytes
-    stored: dict[str, Any]  # fields of the event, once the message is stored
+    stored: dict[str, Any]  # fields to add to the event once the message is stored
     timer: asyncio.TimerHandle
 
 
@@ -100,7 +100,7 @@ class Storing:
             event.update(kept)
             return True
         if _waits_for_commit(headers):
-            trace.waits += 1  # never done: nats-server reports only the last message of a batch
+            trace.waits += 1  # never sent: nats-server traces only the last message of a batch
             answer_to = reply
         elif not sink.answers(reply) or len(self._waiting) >= WAITING_MAX:
             event.update(kept)
@@ -161,7 +161,7 @@ class Storing:
 
 
 def _waits_for_commit(headers: bytes) -> bool:
-    """Whether it is part of an atomic batch and does not commit it."""
+    """Whether the message is part of an atomic batch, but not the one that commits it."""
     return b"\r\nNats-Batch-Id:" in headers and b"\r\nNats-Batch-Commit:" not in headers
 
 

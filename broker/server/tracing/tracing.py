@@ -2,8 +2,8 @@
 
 Owns: the fan-out of a traced message, and the report that is published to its trace destination.
 May not touch: messages that ask for no trace; the caller has found those that do (`rows`).
-A trace spans servers: each reports its own part. It ends where a message is routed to another
-node in another account than it was published in, because the events belong to the publisher.
+A trace spans servers; each reports its own part. A message that is routed to another node in a
+different account than the publisher's is not traced there: the events belong to the publisher.
 Spec: NATS ADR-41, message tracing; details as in nats-server 2.15."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Tracing:
         system_account: str,
         server: Callable[[int], Document],
     ) -> None:
-        """`server` gives the `server` part of a report, for the number of that report."""
+        """`server` returns the `server` part of a report, given the report's number."""
         self._router = router
         self._system_account = system_account
         self._server = server
@@ -176,7 +176,7 @@ class Tracing:
     def _fan_out(
         self, trace: Trace, account: Account, run: PubRun, publisher: TracedPublisher | None
     ) -> bool:
-        """To every subscriber in the account, other nodes last. True if it was delivered."""
+        """Deliver to all subscribers in the account, other nodes last. True if it was delivered."""
         found = account.subs.match(run.message(0)[0])
         routes: list[Subscription] = []
 
@@ -227,7 +227,8 @@ class Tracing:
         return not error
 
     def _is_traced(self, sink: Sink) -> bool:
-        """Once per class: it takes longer than a delivery."""
+        """Whether deliveries to this sink are reported. Cached per class: isinstance with a
+        Protocol takes longer than a delivery."""
         known = self._traced_classes.get(type(sink))
         if known is None:
             known = self._traced_classes[type(sink)] = isinstance(sink, TracedSink)
@@ -236,7 +237,7 @@ class Tracing:
     def _to_service(
         self, trace: Trace, sub: Subscription, run: PubRun, publisher: TracedPublisher | None
     ) -> bool:
-        """To a service of this server. A trace does not extend into the system account."""
+        """Deliver to a service of this server. A trace does not extend into the system account."""
         subject = run.message(0)[0]
         if subject.startswith(self._system_services) and not subject.startswith(self._own_services):
             shown = events.text(subject)
@@ -286,7 +287,7 @@ class Tracing:
             return False
         trace.add("si", acc=sink.target.name,
                   **{"from": events.text(subject), "to": events.text(to)})  # fmt: skip
-        # The service may copy the headers: what it sends must not be traced for the importer.
+        # The service may copy the headers to its own messages, which must not be traced.
         run = PubRun.of([(subject, reply, events.disabled(headers), payload)])
         if not sink.export.allow_trace:
             return not trace.only and sink.deliver_run(sub, run, 0, 1, publisher)
@@ -346,7 +347,7 @@ class Tracing:
 
 
 def _refusal(publisher: TracedPublisher, run: PubRun) -> str:
-    """Why the client may not publish this; the client has had its -ERR."""
+    """Why the client may not publish this; the -ERR has already been sent."""
     refused = refusals(run, publisher.rules).get(0)
     if refused is not None:
         publisher.error(refused)
