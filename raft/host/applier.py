@@ -6,10 +6,10 @@ May not touch: the disk and the transport (raft/host/round_loop.py), what machin
 Spec: steps 1, 5 and 6 of Ready in raft/core/ready.py. An exception of a machine stops its group on
 this node and nothing else.
 
-Entries that take long to apply do not hold the loop: after a time slice the rest of the group's
-entries waits for another turn, and the group gives out no further Ready for its entries until
-then. Heartbeats, votes and the log go on. One entry that takes long by itself is prepared in
-steps before (PreparingMachine)."""
+Applying many entries does not block the loop: after a time slice, the rest of the group's entries
+wait for another turn, and until then the group produces no Ready with further committed entries.
+Heartbeats, votes and log writes continue. A single entry that takes long is prepared in steps
+before it is applied (PreparingMachine)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from raft.store.records import StoreFailed
 from raft.types import NodeId, Role, SnapshotMeta, Term
 
 APPLY_S = 0.002  # the time slice of a group, and of all groups in a round
-ROUND_S = 2 * APPLY_S  # what was applied longer ago was in an earlier round
-CHUNK_BYTES = 16 << 10  # entries that are applied together, between two looks at the clock
+ROUND_S = 2 * APPLY_S  # time used longer ago than this belongs to an earlier round
+CHUNK_BYTES = 16 << 10  # entries applied together, between two readings of the clock
 
 
 class ReadySnapshots(Protocol):
-    """What a Ready may ask for: see SnapshotExchange."""
+    """SnapshotExchange, as far as the applier uses it."""
 
     def install(self, group: Group, meta: SnapshotMeta) -> None: ...
 
@@ -51,7 +51,7 @@ class Applier:
         resume: Callable[[Group], None],
     ) -> None:
         """`later` calls back in another turn of the loop; `resume` is called when a group has
-        applied what was deferred."""
+        applied its deferred entries."""
         self.applied_entries = 0
         self.commit_latency = Histogram()
         self._snapshots = snapshots
@@ -99,8 +99,8 @@ class Applier:
         group.preparing = None
 
     def _in_round(self, group: Group) -> bool:
-        """Apply now, unless the groups before this one have used the time of the round: fifty of
-        them would hold the loop for fifty slices. Returns whether nothing is left."""
+        """Apply now, unless other groups have used up the time of this round: fifty groups would
+        block the loop for fifty slices. Returns whether the backlog is empty."""
         began = time.perf_counter()
         if began - self._round_began > ROUND_S:
             self._round_began, self._round_used_s = began, 0.0
@@ -116,7 +116,7 @@ class Applier:
         self._later(group, partial(self._go_on, group))
 
     def _work_off(self, group: Group, began: float) -> bool:
-        """Apply what waits, for a time slice. Returns whether nothing is left."""
+        """Apply the backlog for a time slice. Returns whether it is empty."""
         backlog = group.backlog
         if not backlog:
             return True
@@ -140,7 +140,7 @@ class Applier:
         return True
 
     def _prepared(self, group: Group, entry: Entry, deadline: float) -> bool:
-        """Prepare the entry until the deadline. Returns whether that is done."""
+        """Prepare the entry until the deadline. Returns whether preparation is complete."""
         assert group.preparer is not None
         if group.preparing is None or group.preparing[0] is not entry:
             group.preparing = (entry, group.preparer.prepare(entry))
@@ -190,7 +190,7 @@ class Applier:
 
 
 def _only_writes(group: Group, ready: Ready) -> bool:
-    """Half of the Readies of a leader: they bring nothing for the machine."""
+    """Whether the Ready has nothing for the machine: half of a leader's Readies."""
     return not (
         ready.committed
         or ready.reads

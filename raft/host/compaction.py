@@ -1,10 +1,11 @@
 """Log compaction: up to where the log of a group may be cut, and cutting it.
 
 Owns: one decision, as a pure function (`cut_point`), the write that carries it out for all groups,
-and when the database gives the space of deleted values back.
+and when the database reclaims the space of deleted values.
 May not touch: the core, the machine's state.
-Spec: Raft section 7. The log is needed above what the machine has made durable, and some more of it
-for followers: one that is a little behind is cheaper to serve from the log than by a snapshot."""
+Spec: Raft section 7. Entries above the machine's durable index must be kept, and some before it are
+kept for followers: one that is a little behind is cheaper to serve from the log than by a
+snapshot."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ from raft.store.write_batch import LogBatch
 from raft.transport.transport import Transport
 from raft.types import GroupId, Index, Role, SnapshotMeta, Term
 
-_SLEEPING_AT_ONCE: Final = 256  # sleeping groups looked at in one run
+_SLEEPING_AT_ONCE: Final = 256  # sleeping groups checked in one run
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
     keep_entries: int = 1000
-    keep_bytes: int = 64 << 20  # fewer entries are kept if those are larger than this
+    keep_bytes: int = 64 << 20  # fewer entries are kept if they are larger than this together
     keep_bytes_in_memory: int = 8 << 20  # the same for logs that are in memory only
     lag_bytes_max: int = 512 << 20  # a follower further behind than this gets a snapshot
     step_entries: int = 256  # a cut smaller than both steps is postponed
@@ -71,7 +72,8 @@ class Compactor:
         group_failed: Callable[[Group, Exception], None],
         store_failed: Callable[[BaseException], None],
     ) -> None:
-        """`indices_needed`: after which the snapshots being sent will need the log."""
+        """`indices_needed` returns the indices of snapshots being sent: their receivers need the
+        log after them."""
         self.policy = policy
         self._store = store
         self._transport = transport
@@ -84,8 +86,8 @@ class Compactor:
     def choose(
         self, groups: Mapping[GroupId, Group], awake: Mapping[GroupId, Group]
     ) -> list[Group]:
-        """All that are awake, and a few of the sleeping ones in turn: their state may have become
-        durable since they fell asleep."""
+        """All groups that are awake, and a few of the sleeping ones, round-robin: their state may
+        have become durable since they fell asleep."""
         if len(awake) == len(groups):
             return list(awake.values())
         start = self._position if self._position < len(groups) else 0

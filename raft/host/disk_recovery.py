@@ -1,18 +1,18 @@
-"""A disk that fails or is full: the node stops acknowledging, and resumes without a restart.
+"""Recovery from a failed or full disk: the node stops acknowledging, and resumes without a restart.
 
 Owns: whether the disk works, when a failed store is tried again, and what must hold before it is.
 May not touch: what groups do meanwhile (the table stops them; the application adds them again).
-Spec: a flush that failed says nothing about what is on the disk, and a later flush that succeeds
-says nothing about what the failed one left out: the kernel may have dropped those pages. So a
-failed flush is never retried. The store is opened again as after a crash: what the write-ahead log
-still shows is written to new files and flushed before any group sees it, and every group starts
-from there. Writes that were not confirmed were not promised either, so they may be lost. Groups
-whose log is in memory keep running meanwhile, except for votes and new terms, which are written
-again. A full disk is noticed before a write of the database fails (raft/store/disk_space.py), so
-the store need not be opened again.
-A database cannot be opened again while this process holds the old one. What holds it by accident
-is let go: the frames of the error that was met, and what only waits to be collected. What holds it
-all the same will hold it for ever, so then the process is replaced by a new one."""
+Spec: after a failed flush it is unknown what is on disk, and a later flush that succeeds does not
+cover what the failed one missed: the kernel may have dropped those pages. So a failed flush is
+never retried. The store is reopened as after a crash: what the write-ahead log still shows is
+written to new files and flushed before any group sees it, and every group starts from there.
+Writes that were not confirmed were not promised either, so they may be lost. Groups whose log is in
+memory keep running meanwhile, except for votes and new terms, which are written again. A full disk
+is detected before a write of the database fails (raft/store/disk_space.py), so that the store does
+not have to be reopened.
+A database cannot be reopened while an object of this process still refers to the old one. Recovery
+drops accidental references: the traceback frames of the error, and garbage that was not collected
+yet. A reference that remains after that will never go away, so the process is then restarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raft.types import GroupId
 _log = logging.getLogger("raft.recovery")
 _RETRY_FIRST_SECONDS: Final = 0.25
 _RETRY_LAST_SECONDS: Final = 4.0
-_HELD_MAX: Final = 4  # attempts that find the old database open; a reader may just end
+_HELD_MAX: Final = 4  # attempts while the old database is still open; a reader may end meanwhile
 
 
 class RestartableRounds(Protocol):
@@ -62,7 +62,7 @@ class DiskRecovery:
         self._remove = remove
         self._on_failure = on_failure
         self._on_recovered = on_recovered
-        self._logged = ""  # what was logged last about the space
+        self._logged = ""  # the last log message about disk space
         self._rounds: RestartableRounds | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
@@ -106,8 +106,9 @@ class DiskRecovery:
         return exhausted
 
     def failed(self, error: BaseException) -> None:
-        """Nothing can be promised any more. Every group stops, so that the other nodes elect
-        leaders, except groups with their logs in memory: they run until they have to vote."""
+        """The disk has failed: this node can promise nothing. Every group stops, so that the other
+        nodes elect leaders, except groups with their logs in memory: they run until they have to
+        vote."""
         if self.failure is not None:
             return
         self.failure = error
@@ -119,8 +120,8 @@ class DiskRecovery:
             self._task = self._tasks.create_task(self._recover(), name="recovery of the store")
 
     async def _recover(self) -> None:
-        """Retry until the store is open again, then resume in the same step of the loop, so that
-        no code reads in between. Opening blocks the loop while the write-ahead log is read."""
+        """Retry until the store is open again, then resume without an await, so that no other code
+        reads in between. Opening blocks the loop while the write-ahead log is read."""
         loop = asyncio.get_running_loop()
         delay, logged, held = _RETRY_FIRST_SECONDS, "", 0
         while True:
@@ -149,7 +150,8 @@ class DiskRecovery:
             return
 
     def _in_use(self) -> bool:
-        """A flush in flight will end, and so will an installation: its next write is refused."""
+        """Whether a flush or the installation of a snapshot is in progress. Both will end: the
+        next write of an installation is refused."""
         assert self._rounds is not None
         return self._rounds.flushing or any(g.installing for g in self._groups.groups.values())
 
@@ -170,7 +172,7 @@ class DiskRecovery:
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:
-    """The variables of frames that an error has left hold batches, and those the database."""
+    """Clear the traceback frames: their variables refer to batches, and those to the database."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""One group as the host holds it: core, log, machine, and where it stands with the disk.
+"""One group as the host sees it: core, log, machine, and its bookkeeping of disk writes.
 
 Owns: the StateMachine interface, the per-group bookkeeping of the host, the errors that callers of
 the host may get.
@@ -30,19 +30,19 @@ class HostLimits:
 
 
 class SnapshotUnavailable(Exception):
-    """The machine cannot show its state; it is dealing with that. The transfer is tried again."""
+    """The machine cannot read its state now, and is handling that. The transfer is retried."""
 
 
 class MachineDamaged(Exception):
-    """The machine has met damage in its stored state; it is dealing with that. The group stops."""
+    """The machine found damage in its stored state, and is handling that. The group stops."""
 
 
 class StateMachine(Protocol):
     """What a group replicates. All calls come from the loop, one at a time."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Committed entries in index order, each exactly once between restarts. Entries of kind
-        NOOP and CONFIG are among them: they only advance the index (and name the members). An
+        """Committed entries in index order, each exactly once between restarts. They include
+        entries of kind NOOP and CONFIG, which only advance the index (and name the members). An
         exception stops the group on this node."""
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None: ...
@@ -63,12 +63,12 @@ class StateMachine(Protocol):
 
 @runtime_checkable
 class PreparingMachine(Protocol):
-    """A machine some of whose entries take long to apply. What it needs for them is prepared
-    between other work, when all entries before have been applied; the state does not change until
-    the entry is applied. `apply` must also do without."""
+    """A machine with entries that take long to apply. Such an entry is prepared in steps, between
+    other work, once all earlier entries are applied; the state does not change until the entry is
+    applied. `apply` must also work without preparation."""
 
     def is_long(self, entry: Entry) -> bool:
-        """Whether there may be something to prepare. Asked for every entry."""
+        """Whether there may be something to prepare. Called for every entry."""
 
     def prepare(self, entry: Entry) -> Iterator[None]:
         """In steps of about a millisecond."""
@@ -173,7 +173,7 @@ class Group:
         self.log = log
         self.machine = machine
         self.preparer = machine if isinstance(machine, PreparingMachine) else None
-        self.preparing: tuple[Entry, Iterator[None]] | None = None  # the first of the backlog
+        self.preparing: tuple[Entry, Iterator[None]] | None = None  # first entry of the backlog
         self.persistent = persistent
         self.reads = GroupReads(core)
         self.relaxed = False  # its entries may be promised before they are flushed
@@ -184,8 +184,8 @@ class Group:
         # Entries up to here hold data that must be erased: cut as soon as the state is durable.
         # The one field that the application sets.
         self.erase_upto = Index(0)
-        # Committed and handed out, not applied yet. Bounded: what is proposed here by
-        # waiting_bytes_max, what a leader sends by the leader, which applies the same entries.
+        # Committed, not applied yet. Bounded: by waiting_bytes_max for what is proposed here, and
+        # for what a leader sends by that leader, which applies the same entries.
         self.backlog: deque[Entry] = deque()
         self.deferred = False  # the backlog waits for another turn of the loop
         self.waiting_bytes = 0  # proposed by us and not yet applied
@@ -197,8 +197,8 @@ class Group:
         self.announced: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
 
     def admits(self, sender: NodeId, term: Term) -> bool:
-        """Whether to take messages of this node. A leader knows the members. Other members may be
-        behind, and must listen to any node, since it may be a member by now (thesis 4.1)."""
+        """Whether to accept messages of this node. A leader knows the members. Other members may
+        be behind, and must accept messages of any node: it may be a member by now (thesis 4.1)."""
         core = self.core
         if core.role is not Role.LEADER or term > core.term:
             return True

@@ -44,7 +44,7 @@ class GroupTable:
         may_lead: Callable[[bool], bool],
     ) -> None:
         self.groups: dict[GroupId, Group] = {}  # changed only here
-        self.running = False  # before and after, nothing can be proposed
+        self.running = False  # while False, nothing can be proposed
         self._node = node
         self._store = store
         self._config = config
@@ -156,8 +156,8 @@ class GroupTable:
         return held
 
     def fail(self, group: Group, error: Exception) -> None:
-        """Our code or the state machine is wrong, or its state is damaged: this replica stops
-        rather than continue from a wrong state."""
+        """A bug in this package or in the state machine, or damaged state: stop this replica rather
+        than continue from a wrong state."""
         if group.stopped is not None:
             return
         if isinstance(error, MachineDamaged):

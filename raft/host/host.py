@@ -72,7 +72,7 @@ __all__ = [
 
 
 class Host:
-    """Build it, add groups, then let `run` be a task of the application."""
+    """Build it, add groups, then run `run` as a task of the application."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Host:
         clock: ClusterClock | None = None,
     ) -> None:
         """`on_failure` is called when the disk has failed and the node promises nothing more.
-        With `on_recovered` the host tries to recover: it is called when the store was opened
-        again. All groups except those with a log in memory have been removed, and the columns and
-        handles of the store are new: add the groups as at the start, with machines that are
-        loaded from the durable state. Without it a failure is final until the restart. `later`
-        calls back in another turn of the loop: a group that has applied entries for a while lets
-        others run. `clock`: a node whose clock is wrong leaves elections to others; without it the
-        host knows no time of the cluster."""
+        With `on_recovered`, the host tries to recover, and calls it when the store is open again.
+        By then all groups except those with a log in memory have been removed, and the columns and
+        handles of the store are new: add the groups as at the start, with machines loaded from the
+        durable state. Without `on_recovered`, a failure is final until a restart. `later` calls
+        back in another turn of the loop: a group that has applied entries for a while yields to
+        others. `clock`: a node whose clock is wrong leaves elections to others; without a clock
+        the host has no cluster time."""
         self.node = node
         self._limits = limits
         config = config or CoreConfig()
@@ -206,10 +206,9 @@ class Host:
         DamagedLog when the log is damaged, or ends before `applied`. Then the group may be added
         with `log_lost`: the rest of the log is given up, except its beginning up to `applied` if
         that can be read (otherwise DamagedLog is raised again; add it with an empty machine), and
-        the member does
-        not vote until it has caught up. The same holds for a member whose log was in memory only
-        (`persistent` is False) after a restart. `relaxed`: see flush_interval_s of StoreTuning;
-        given `applied_term`, a log that lost its end continues after `applied`."""
+        the member does not vote until it has caught up. The same holds for a member whose log was
+        in memory only (`persistent` is False) after a restart. `relaxed`: see flush_interval_s of
+        StoreTuning; given `applied_term`, a log that lost its end continues after `applied`."""
         added = self._table.add(
             group,
             voters=voters,
@@ -240,7 +239,7 @@ class Host:
             self._snapshots.forget(removed)
 
     def _touch(self, group: Group) -> None:
-        """Its core got some input: look at it in the next round."""
+        """The group's core got input: check it in the next round."""
         if group.core.asleep or group.id not in self._quiescence.awake:
             self._quiescence.update(group)
         self._rounds.mark(group)
@@ -286,8 +285,8 @@ class Host:
         return core.log.last_term, index
 
     def together(self, work: Callable[[], None]) -> None:
-        """Call it. What it proposes is written and sent in this turn of the loop, not in the next
-        one: for a caller that has collected what others brought in this turn."""
+        """Call `work`; what it proposes is written and sent in this turn of the loop, not in the
+        next one. For a caller that has collected the proposals of this turn."""
         self._rounds.together(work)
 
     def change_members(
@@ -301,8 +300,8 @@ class Host:
         return held.core.term, index
 
     async def read_barrier(self, group: GroupId) -> Index:
-        """Returns when the machine of a group that we lead shows everything that was committed
-        before the call. Raises NotLeader, also when leadership is lost meanwhile."""
+        """Returns when the machine of a group that we lead has applied everything that was
+        committed before the call. Raises NotLeader, also when leadership is lost meanwhile."""
         held = self._table.working(group)
         context, confirmed = held.reads.begin()
         try:
@@ -419,7 +418,7 @@ class Host:
         self._snapshots.sweep()
         chosen = self._compactor.choose(self._groups, self._quiescence.awake)
         try:
-            failed = self.failure is not None  # a full disk is no reason not to free some of it
+            failed = self.failure is not None  # compaction frees space, so it runs on a full disk
             self._compactor.run(g for g in chosen if not (failed and g.persistent))
         except StoreFailed as error:
             self._disk.failed(error)

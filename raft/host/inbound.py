@@ -68,8 +68,8 @@ class Rejections:
 
 
 class EarlyRequests:
-    """The last pre-vote of each candidate for groups that are not here, or not yet. A pre-vote
-    promises nothing, so it may be answered late, or never."""
+    """The last pre-vote of each candidate for groups that are not on this node, or not yet. A
+    pre-vote promises nothing, so it may be answered late or never."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[GroupId, NodeId], Message] = {}
@@ -111,7 +111,7 @@ class Inbound:
         touch: Callable[[Group], None],
         group_failed: Callable[[Group, Exception], None],
     ) -> None:
-        self.open = False  # before and after, everything is dropped
+        self.open = False  # while False, everything is dropped
         self._node = node
         self._groups = groups
         self._peers = peers
@@ -121,7 +121,7 @@ class Inbound:
         self._early = EarlyRequests()
 
     def added(self, group: Group) -> None:
-        """Answer what has arrived for this group before it was here."""
+        """Answer the pre-votes that arrived before this group was added."""
         for request in self._early.take(group.id):
             self._step(group, request)
 

@@ -1,7 +1,7 @@
 """Quiescence: idle groups sleep, and nodes watch each other instead of each group's heartbeats.
 
-Owns: which groups get ticks, which nodes are reachable, one beat per node and interval in place of
-a heartbeat per group.
+Owns: which groups get ticks, which nodes are reachable, and the beats: one per node and interval,
+in place of a heartbeat per group.
 May not touch: the consensus rules. A group that sleeps too long reacts late, but stays correct.
 Spec: raft/DIVERGENCE.md, "Idle groups". A leader puts an idle group to sleep when every reachable
 member has the whole log (RaftCore.may_sleep). From then on no member counts time. A proposal or any
@@ -73,8 +73,8 @@ class Quiescence(Generic[G]):
         call_soon: Callable[[Callable[[], None]], None],
         yields: Callable[[NodeId], bool] = lambda _node: False,
     ) -> None:
-        """`call_soon` runs a callback in another turn of the loop. `yields` tells which nodes leave
-        elections to others."""
+        """`call_soon` runs a callback in another turn of the loop. `yields` returns whether a node
+        leaves elections to others."""
         self.awake: dict[GroupId, G] = {}
         self.reachable: set[NodeId] = set()
         self._transport = transport
@@ -94,7 +94,7 @@ class Quiescence(Generic[G]):
         self._heard[node] = self._ticks
 
     def tick(self) -> None:
-        """Send beats, and find out which nodes have appeared or are lost."""
+        """Send beats, and detect nodes that have appeared or are lost."""
         self._ticks += 1
         connected = self._transport.connected_peers()
         if self._ticks % self._config.heartbeat_ticks == 0:
@@ -127,7 +127,7 @@ class Quiescence(Generic[G]):
                 continue  # the lost node has everything, and a majority is left: stay asleep
             woken += 1
             core.wake()
-            # A node that is connected and silent may be slow: wait the usual election timeout.
+            # A connected node that is silent may only be slow: wait the usual election timeout.
             if lost and not leads_node and not self._transport.connected(node):
                 core.leader_lost(first=self._campaigns_first(group))
             self.update(group)
@@ -136,8 +136,8 @@ class Quiescence(Generic[G]):
             self._call_soon(self._wake_some)
 
     def _campaigns_first(self, group: G) -> bool:
-        """One of the remaining voters campaigns before the others, or votes would be split. It is
-        not the same node for every group."""
+        """Whether we campaign before the other remaining voters. One of them does, so that votes
+        are not split; which one differs from group to group."""
         core = group.core
         left = sorted(
             node

@@ -4,7 +4,7 @@ Owns: the callers that wait for a read barrier.
 May not touch: the state machine, other groups.
 Spec: Raft thesis 6.4. A barrier asks the followers whether we still lead, and returns once the
 machine has applied what was committed at the time of the call (steps 3 and 4). With a lease
-(6.4.1) no question is needed."""
+(6.4.1) the followers need not be asked."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class GroupReads:
         self._last_context = 0
 
     def are_current(self, pace: TickPace, now: float) -> bool:
-        """Whether our machine shows everything that was acknowledged, because no other leader can
-        have been elected: we hold a lease, by ticks and by the clock, or we are the only voter. A
-        group that sleeps holds no lease: a read barrier wakes it, and the round that confirms the
-        barrier begins one."""
+        """Whether our machine has applied everything that was acknowledged, because no other leader
+        can have been elected: we hold a lease, by ticks and by the clock, or we are the only voter.
+        A sleeping group holds no lease: a read barrier wakes it, and the round of heartbeats that
+        confirms the barrier begins one."""
         core = self._core
         age = core.lease_age()
         if age is None or not pace.within_lease(age, now):
@@ -67,7 +67,7 @@ class GroupReads:
                 future.set_result(applied)
 
     def fail(self, leader: NodeId | None) -> None:
-        """We do not lead any more, so we cannot tell what is committed."""
+        """Fail the waiting reads: we no longer lead, so we cannot know what is committed."""
         futures = [*self._waiting.values(), *(future for _, future in self.confirmed)]
         self._waiting.clear()
         self.confirmed.clear()

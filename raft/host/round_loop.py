@@ -3,9 +3,9 @@
 Owns: when a round runs, the timers for refused writes and postponed flushes, sending the messages
 of a round.
 May not touch: what a round consists of (raft/host/rounds.py decides), elections, membership.
-Spec: one round per turn of the event loop. RocksDB's write holds the interpreter lock, so it runs
-on the loop; the flush (fsync) releases it and runs on the thread of raft/store/flush_thread.py,
-which calls back here."""
+Spec: one round per turn of the event loop. Writes run on the loop (they take microseconds); the
+flush (fsync) releases the GIL and runs on the thread of raft/store/flush_thread.py, which calls
+back here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RoundLoop:
         self._idle.set()
         self._held: list[Callable[[], None]] = []  # to be called when the flush in flight ends
         self._retry: asyncio.TimerHandle | None = None  # retries a write that the store refused
-        self._due: asyncio.TimerHandle | None = None  # flushes what was promised before a flush
+        self._due: asyncio.TimerHandle | None = None  # postponed flush of relaxed promises
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -89,18 +89,18 @@ class RoundLoop:
         return self._rounds.depths()
 
     def mark(self, group: Group) -> None:
-        """The group may have a Ready: look at it in the next round."""
+        """The group may have a Ready: check it in the next round."""
         self._rounds.mark(group)
         if not self._scheduled:
             self._schedule()
 
     def together(self, work: Callable[[], None]) -> None:
-        """Call it when no flush is in flight, and then run a round at once for the groups that it
-        marked. What it proposed earlier would wait for that flush as well."""
+        """Call `work` when no flush is in flight, then run a round immediately for the groups that
+        it marked. Proposing earlier would gain nothing: the entries would wait for that flush."""
         if self._flushing:
             self._held.append(work)
         elif self._scheduled:
-            work()  # the round comes anyway
+            work()  # a round is already scheduled
         else:
             self._together([work])
 
@@ -209,7 +209,7 @@ class RoundLoop:
             return
         self.flush_latency.observe(time.monotonic() - self._flush_began)
         try:
-            if held:  # its entries are part of the write that follows
+            if held:  # their entries become part of the write that follows
                 self._together(held)
         finally:
             self._end_flush(number)
@@ -217,7 +217,7 @@ class RoundLoop:
     def _end_flush(self, number: int) -> None:
         self._carry_out(self._rounds.flushed(number))
         if self._loop is not None and self._rounds.marked:
-            # What is committed now is applied at once, not one turn of the loop later.
+            # Apply what is committed now, not one turn of the loop later.
             self._carry_out(self._rounds.begin())
         self._schedule()
 

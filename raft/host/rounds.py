@@ -6,7 +6,8 @@ May not touch: the event loop, threads, clocks, files, sockets, state machines. 
 returns Effects; raft/host/round_loop.py carries them out with a real disk.
 Spec: Ready in raft/core/ready.py. A vote and an answer to an append are promises: they leave only
 after the flush of the batch that holds what they promise. Appends to followers promise nothing and
-leave at once. The changes of all groups are collected in one batch, so one flush serves them all.
+leave immediately. The changes of all groups are collected in one batch, so one flush serves them
+all.
 At most one batch is being written or flushed; what arrives meanwhile is collected in the next
 batches. A write never runs beside a flush: it might have to wait for the disk, and the event loop
 with it (measured: the slowest hundredth of writes took 11-15 ms beside flushes, 6-7 ms between
@@ -17,7 +18,7 @@ Inputs and the effects they may return:
     mark(group)                none; the group takes part in the next round
     begin()                    apply, send, write
     written(number)            flush, or send, flush_later and the next write
-    refused(number)            none; the store does not take the write now
+    refused(number)            none; the store cannot accept the write now
     retry_write()              write; some time after that
     flushed(number)            send, write
     flush_overdue()            flush; when the time that flush_later allows has passed
@@ -37,7 +38,7 @@ from raft.types import GroupId, HardState, Index, InvariantViolation, Term
 
 GROUPS_PER_ROUND: Final = 512  # the others wait for the next round
 BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
-BATCHES_AHEAD: Final = 2  # with more waiting for the disk, a group's next Ready waits for a flush
+BATCHES_AHEAD: Final = 2  # if more wait for the disk, a group's next Ready waits for a flush
 
 
 class ReadyCore(Protocol):
@@ -134,7 +135,7 @@ class Rounds(Generic[G]):
     # groups
 
     def mark(self, group: G) -> None:
-        """The group may have a Ready: look at it in the next round."""
+        """The group may have a Ready: check it in the next round."""
         self._marked[group.id] = group
 
     @property
@@ -188,16 +189,16 @@ class Rounds(Generic[G]):
         return effects
 
     def applied(self, group: G, ready: Ready) -> None:
-        """The Ready has been applied. A Ready of a leader is bounded: take the rest at once as
-        long as little waits for the disk, otherwise after the next flush, so that other groups do
-        not wait until this one has written everything."""
+        """The Ready has been applied. A Ready of a leader is bounded: its next Ready is taken in
+        the next round while few batches wait for the disk, otherwise after the next flush, so that
+        other groups do not wait until this one has written everything."""
         more = ready.committed or len(self._batches) < BATCHES_AHEAD
         if more and group.core.has_ready():
             self._marked[group.id] = group
 
     def _take_marked(self) -> Iterable[G]:
-        """Those that were marked first. A round is bounded, so that ticks and sockets get their
-        turn in between."""
+        """The groups that were marked first. A round is bounded, so that ticks and sockets get
+        their turn in between."""
         marked, self._marked = self._marked, {}
         if len(marked) > GROUPS_PER_ROUND:
             for group in list(marked)[GROUPS_PER_ROUND:]:
@@ -246,7 +247,7 @@ class Rounds(Generic[G]):
         return effects
 
     def refused(self, number: int) -> None:
-        """The store does not take the write now. What groups bring meanwhile joins the batch."""
+        """The store cannot accept the write now. Changes made meanwhile join the batch."""
         self._take_back(number)
         self._refused = True
 
@@ -269,7 +270,8 @@ class Rounds(Generic[G]):
         return effects
 
     def flush_overdue(self) -> Effects[G]:
-        """Time is up for what was promised without a flush. One that is in flight covers it."""
+        """The time allowed for promises made before their flush is over. A flush already in flight
+        covers them."""
         effects: Effects[G] = Effects()
         if self._in_flight is None and not self._disk_failed:
             self._last_number += 1
@@ -358,8 +360,8 @@ def _has_failed(group: G, effects: Effects[G]) -> bool:
 
 
 def _changed_promises(group: RoundGroup, hard_state: HardState) -> HardState | None:
-    """Term and vote, which may never be forgotten, with or without a log; None if they are the
-    same as before. The commit index promises nothing."""
+    """Term and vote, if they have changed; None if not. They must never be forgotten, with or
+    without a log. The commit index promises nothing."""
     promises = replace(hard_state, commit=Index(0))
     if promises == group.promised:
         return None

@@ -4,10 +4,10 @@ Owns: when a transfer may start in either direction, and the order in which a re
 replaces machine and log.
 May not touch: frames and flow control of the transfers (raft.snapshot), the decision to install
 (raft.core).
-Spec: Raft section 7. Installing is done so that state and log fit together after a crash at any
-point: write a note about the snapshot beside the log and flush it; replace the machine's state and
-flush it; replace the log and flush it. A node that crashed in between finds the note and, if its
-state is already the new one, moves its log forward (raft/host/group_table.py)."""
+Spec: Raft section 7. State and log are consistent after a crash at any point of an installation:
+write a record of the snapshot (`installing`) beside the log and flush it; replace the machine's
+state and flush it; replace the log and flush it. A node that crashed in between finds the record
+and, if its state is already the new one, moves its log forward (raft/host/group_table.py)."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class SnapshotExchange:
         return self._sender.resumed
 
     def open(self, rounds: SnapshotRounds, tasks: asyncio.TaskGroup, thread: Executor) -> None:
-        """`thread` runs flushes of whole states: they take long, and the flush of the log must
-        not wait behind them."""
+        """`thread` runs the flushes of whole states: they take long, and flushes of the log must
+        not wait for them."""
         self._rounds, self._tasks, self._thread = rounds, tasks, thread
 
     def close(self) -> None:
@@ -118,9 +118,9 @@ class SnapshotExchange:
     # sending
 
     def start_transfer(self, group: Group, to: NodeId) -> None:
-        """A follower needs a snapshot. The result is reported to the core, unless it asked for
-        another one meanwhile, because the follower had lost what it had. Then the first one ends:
-        two transfers would end each other again and again."""
+        """A follower needs a snapshot. The result is reported to the core, unless the core asked
+        for another one meanwhile, because the follower had lost what it received. Then the first
+        transfer ends: two transfers would keep ending each other."""
         self._spawn(self._transfer(group, to), f"snapshot of group {group.id} to {to}")
 
     async def _transfer(self, group: Group, to: NodeId) -> None:
@@ -267,8 +267,7 @@ class SnapshotExchange:
     # the disk
 
     async def _write(self, fill: Callable[[LogBatch], None]) -> None:
-        """Written and flushed when it returns. `fill` and the write happen in one step of the
-        loop."""
+        """Write and flush a batch. There is no await between `fill` and the write."""
         while True:
             batch = LogBatch()
             fill(batch)

@@ -2,10 +2,9 @@
 
 Owns: the next deadline, the lag of the event loop, the times of the last ticks.
 May not touch: groups; it calls the function it was given.
-Spec: a loop that lags is measured and reported, because a stalled loop causes false elections.
-Ticks that were missed count as one, so that a stall of this process is not taken for silence of
-the others. Raft thesis 6.4.1: a lease that is counted in ticks is valid only while ticks keep
-time."""
+Spec: the lag of the loop is measured and reported, because a stalled loop causes false elections.
+Missed ticks count as one, so that a stall of this process is not taken for silence of the others.
+Raft thesis 6.4.1: a lease that is counted in ticks is valid only while ticks are on time."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class TickPace:
         self._ticks.append(now)
 
     def interrupted(self) -> None:
-        """Groups have missed ticks: what they counted so far says nothing about time."""
+        """Groups have missed ticks: the ticks counted so far do not measure time."""
         self._ticks.clear()
 
     def within_lease(self, age_ticks: int, now: float) -> bool:
@@ -56,8 +55,8 @@ class Ticker:
         self.pace = TickPace(tick_seconds=self._seconds, lease_ticks=lease_ticks)
 
     async def run(self, tick: Callable[[], None]) -> None:
-        """Until `stop`. Raises what `tick` raises. A callback of the loop, not a task that wakes
-        up, calls it: most of what an idle node does is to tick."""
+        """Runs until `stop`. Raises what `tick` raises. `tick` is called by a callback of the loop,
+        which is cheaper than waking a task: ticks are most of what an idle node does."""
         loop = asyncio.get_running_loop()
         self._tick, self._loop, self._ended = tick, loop, loop.create_future()
         if self._stopped:
@@ -70,7 +69,7 @@ class Ticker:
             self._timer.cancel()
 
     def stop(self) -> None:
-        """There are no more ticks, not even one that is due."""
+        """No more ticks after this call, not even one that is due."""
         self._stopped = True
         self._end(None)
 
@@ -97,7 +96,7 @@ class Ticker:
         self._timer = self._loop.call_at(self._due, self._woken)
         try:
             self._tick()
-        except Exception as error:  # noqa: BLE001 - for who awaits `run`
+        except Exception as error:  # noqa: BLE001 - raised in `run`
             self._end(error)
 
     def _end(self, error: Exception | None) -> None:

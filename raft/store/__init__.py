@@ -1,4 +1,4 @@
-"""The logs of all groups of a node on disk, in one RocksDB."""
+"""What a node has on disk: the logs of all groups in segment files, and a RocksDB for the state."""
 
 from raft.store.log_store import LogStore
 

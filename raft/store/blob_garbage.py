@@ -1,13 +1,13 @@
-"""Garbage in blob files: when the files of large values are rewritten to free space.
+"""Garbage collection of RocksDB blob files: when they are rewritten to free space.
 
 Owns: when blob files are worth rewriting, and rewriting them.
 May not touch: which values are needed; others delete them.
 Spec: docs/decisions/0012-blob-garbage-collection.md. RocksDB deletes a blob file when no value in
-it is alive, which is enough for logs and most streams. It could also move live values out of old
-files at every compaction, however little of them is garbage. That is off, or each byte of a large
-stream would be written again and again. Instead all live values are moved when more than half is
-garbage, so that moving never writes more than was deleted; on a crowded disk when a fifth is. They
-are moved in parts that fit into the free space."""
+it is alive, which is enough for logs and most streams. RocksDB could also move live values out of
+old files at every compaction, however little of them is garbage. That is off, because each byte of
+a large stream would be written again and again. Instead all live values are moved when more than
+half is garbage, so that moving never writes more than was deleted; on a nearly full disk, when a
+fifth is garbage. They are moved in parts that fit into the free space."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _AGE: Final = (
 )
 _VALUE_BYTES_MIN: Final = 4096  # smaller values stay beside their keys
 _GARBAGE_BYTES_MIN: Final = 256 << 20  # less is not worth a rewrite
-_GARBAGE_SHARE_MIN: Final = 64  # nor is less than this part of the disk, if that is smaller
-_CROWDED: Final = 4  # a disk of which less than this part is free
-# So many deletes close together, as after a purge, trigger a compaction: before one the database
-# does not know what is garbage.
+_GARBAGE_SHARE_MIN: Final = 64  # or 1/64 of the disk, if that is less
+_CROWDED: Final = 4  # the disk is nearly full if less than 1/4 of it is free
+# This many deletes close together, as after a purge, trigger a compaction: only a compaction lets
+# the database know what is garbage.
 _DELETES_WINDOW: Final = 1024
 _DELETES_MANY: Final = 32
 
@@ -48,13 +48,13 @@ def keep_values_apart(options: Options, file_bytes: int) -> None:
 
 
 def stored_bytes(column: Rdict) -> int:
-    """What it has on disk, without garbage."""
+    """Bytes of the column on disk, without garbage."""
     alive = (column.property_int_value(_SIZE) or 0) - (column.property_int_value(_GARBAGE) or 0)
     return alive + (column.property_int_value(_TABLES) or 0)
 
 
 def is_wasteful(column: Rdict, disk: DiskFacts) -> bool:
-    """Whether a rewrite is worth its cost, and has the space that it needs."""
+    """Whether a rewrite is worth its cost, and there is space for it."""
     garbage = column.property_int_value(_GARBAGE) or 0
     if garbage < min(_GARBAGE_BYTES_MIN, disk.total_bytes // _GARBAGE_SHARE_MIN):
         return False
@@ -64,8 +64,8 @@ def is_wasteful(column: Rdict, disk: DiskFacts) -> bool:
 
 
 def _part(column: Rdict, disk: DiskFacts) -> float | None:
-    """The part of the files, oldest first, that may be written a second time before the old ones
-    are deleted. None: not even one."""
+    """The part of the files, oldest first, that fits on the disk a second time, before the old ones
+    are deleted. None: not even one file."""
     size = column.property_int_value(_SIZE) or 0
     files = column.property_int_value(_FILES) or 0
     usable = disk.free_bytes - disk.reserve_bytes // 2
@@ -76,8 +76,8 @@ def _part(column: Rdict, disk: DiskFacts) -> float | None:
 
 
 def rewrite(column: Rdict, disk: DiskFacts) -> bool:
-    """Blocking: values that were deleted and flushed before the call are in no file after it,
-    unless there was no space for that: then it returns False."""
+    """Blocking. Afterwards no file contains values that were deleted and flushed before the call.
+    Returns False if there was no space for that."""
     everything = CompactOptions()
     everything.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
     part = _part(column, disk)

@@ -1,6 +1,6 @@
-"""What a store needs to keep data encrypted on disk.
+"""The interface of a cipher that encrypts data on disk.
 
-Owns: the protocol between a store and a cipher. Keys and algorithms are the embedder's.
+Owns: the Protocol between a store and a cipher. The application provides keys and algorithms.
 May not touch: files.
 Spec: docs/decisions/0040-encryption-at-rest.md."""
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class ScratchFile(Protocol):
-    """A file that ends with the process."""
+    """A temporary file, which does not outlive the process."""
 
     def seek(self, offset: int, /) -> int: ...
     def read(self, size: int, /) -> bytes: ...
@@ -19,12 +19,12 @@ class ScratchFile(Protocol):
 
 
 class StoreCipher(Protocol):
-    """Encrypts and authenticates. `place` is not stored: bytes that were moved to another place do
-    not open."""
+    """Encrypts and authenticates. `place` is authenticated but not stored: bytes that were moved to
+    another place cannot be decrypted."""
 
     @property
     def overhead(self) -> int:
-        """How many bytes sealed data is longer."""
+        """How many bytes longer sealed data is."""
 
     def seal(self, data: bytes, place: bytes) -> bytes: ...
 
@@ -32,4 +32,5 @@ class StoreCipher(Protocol):
         """None if it was not sealed with this key and for this place, or is damaged."""
 
     def scratch(self, file: ScratchFile) -> ScratchFile:
-        """The empty file, encrypted with a key that is not kept. No place is written twice."""
+        """Wraps an empty file; it is encrypted with a key that is not stored. The caller writes
+        each offset at most once."""

@@ -33,7 +33,7 @@ from raft.store.segments.sizes import SegmentSizes
 from raft.types import NodeId, node_id
 
 _IDENTITY_KEY: Final = b"identity"
-_LOG_KEY: Final = b"log"  # its presence says that there is a log next to the database
+_LOG_KEY: Final = b"log"  # present if there is a log next to the database
 _CONDEMNED: Final = "DAMAGED"  # a file that says why the database must not be used again
 _OLD_LOG: Final = "raft"  # the column of the log up to format 1
 _HELD: Final = "lock hold by current process"
@@ -48,17 +48,18 @@ class StoreTuning:
 
     segment_bytes_first: int = MB  # of the log; each further one is larger, up to the limit
     segment_bytes_max: int = 16 * MB
-    # Limits: a log that rests beside a small store is smaller (raft/store/segments/sizes.py).
-    log_bytes_goal: int = 96 * MB  # above this, logs are cut closer and live entries are moved
+    # Upper limits: an idle log next to a small store is smaller (raft/store/segments/sizes.py).
+    log_bytes_goal: int = 96 * MB  # above this, logs keep fewer entries and live ones are moved
     spare_bytes_max: int = 128 * MB  # of freed segments that are kept for reuse
     state_buffer_bytes: int = 32 * MB
-    value_file_bytes: int = 32 * MB  # of a file of large values
+    value_file_bytes: int = 32 * MB  # size of a file of large values
     buffers_max: int = 4  # memtables before writes are refused
     background_jobs: int = 2
-    # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
-    # is written, and a flush follows within this time: a power failure may lose what was promised.
+    # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise
+    # entries once they are written, and a flush follows within this time: a power failure may lose
+    # what was promised.
     flush_interval_s: float | None = None
-    cipher: StoreCipher | None = None  # of the data of entries; the state is its owner's
+    cipher: StoreCipher | None = None  # for the data of entries; broker.store encrypts the state
     # With less of the disk free, no messages are accepted; 0: no bound (raft/store/disk_space.py).
     reserve_percent: int = 5
 
@@ -71,8 +72,8 @@ class StoreTuning:
         )
 
     def for_disk(self, total_bytes: int) -> StoreTuning:
-        """On a small disk everything that is prepared, kept or buffered is small as well, so that
-        the disk holds messages."""
+        """Reduce everything that is preallocated, kept or buffered on a small disk, so that the
+        space is left for messages."""
         return replace(
             self,
             segment_bytes_max=_at_most(self.segment_bytes_max, total_bytes // 96),
@@ -106,15 +107,15 @@ class StoreIdentity(msgspec.Struct, frozen=True):
 def open_database(
     path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
 ) -> tuple[Rdict, StoreIdentity]:
-    """A directory of format 1 keeps its identity and its column of the log until both are given
-    up (raft/store/migration.py). Raises WrongDirectory, DamagedDatabase or StoreError, with a text
-    for the operator."""
+    """A directory of format 1 keeps its identity and its log column until raft/store/migration.py
+    has migrated it. Raises WrongDirectory, DamagedDatabase or StoreError, with a text for the
+    operator."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     condemned = path / _CONDEMNED
     if condemned.exists():
         raise DamagedDatabase(f"{path}: {condemned.read_text(errors='replace')}")
     used = _is_used(path)
-    if used and not (path / "CURRENT").exists():  # RocksDB would begin an empty database
+    if used and not (path / "CURRENT").exists():  # RocksDB would create an empty database
         raise DamagedDatabase(f"{path}: the file CURRENT is missing")
     try:
         names = ["state"]
@@ -134,7 +135,7 @@ def open_database(
 
 
 def _is_used(path: Path) -> bool:
-    """Whether a server has stored something here: it does so after the identity is on disk."""
+    """Whether a server has stored data here, which it does only once its identity is on disk."""
     segments = path / "segments"
     return any(path.glob("*.sst")) or (segments.is_dir() and any(segments.iterdir()))
 
@@ -153,28 +154,29 @@ def drop_old_log(db: Rdict) -> None:
 
 
 def write_identity(db: Rdict, identity: StoreIdentity) -> None:
-    """Blocking: it is on disk when this returns."""
+    """Blocking. The identity is on disk when this returns."""
     db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
     db.flush_wal(sync=True)
     db.flush(wait=True)  # from then on nothing depends on the write-ahead log
 
 
 def has_log(db: Rdict) -> bool:
-    """Whether a log was begun in this directory: then an empty one has lost what was promised.
+    """Whether a log was ever created in this directory: if it is missing now, promises were lost.
     Raises DamagedDatabase."""
     with _corruption_as_damage(Path(db.path())):
         return db.get(_LOG_KEY) is not None
 
 
 def note_log(db: Rdict) -> None:
-    """Blocking: on disk when this returns, and so before the first promise."""
+    """Blocking. Records that a log exists; on disk when this returns, before the first promise."""
     db.put(_LOG_KEY, b"")
     db.flush_wal(sync=True)
     db.flush(wait=True)
 
 
 def condemn(path: Path, reason: str) -> None:
-    """Blocking. The database is not opened again, here or after a restart. Raises OSError."""
+    """Blocking. Marks the database as damaged: it is never opened again, here or after a restart.
+    Raises OSError."""
     with (path / _CONDEMNED).open("w") as file:
         file.write(reason)
         file.flush()
@@ -182,7 +184,7 @@ def condemn(path: Path, reason: str) -> None:
 
 
 def corruption(error: BaseException | None) -> str | None:
-    """What RocksDB has found in a file, if that is why it failed."""
+    """RocksDB's description of the corruption, if that is why it failed."""
     while error is not None:
         if str(error).startswith("Corruption"):
             return str(error)
@@ -192,7 +194,8 @@ def corruption(error: BaseException | None) -> str | None:
 
 @contextmanager
 def _corruption_as_damage(path: Path) -> Iterator[None]:
-    """RocksDB checks a block when it is read, not when the database is opened."""
+    """Raises DamagedDatabase for corruption: RocksDB checks a block when it is read, not when the
+    database is opened."""
     try:
         yield
     except StoreError:

@@ -2,10 +2,10 @@
 
 Owns: the reserve, the levels of space above and below it, and the test whether the disk works.
 May not touch: the database, the log.
-Spec: docs/decisions/0023-a-full-disk.md. The reserve is the same share of every disk. Messages are
-refused where it begins; the rest of it is for what is already promised and, in the end, for what
-frees space. A database whose write has failed on a full disk must be reopened; one that stops
-writing before that resumes when there is space again."""
+Spec: docs/decisions/0023-a-full-disk.md. The reserve is the same percentage of every disk. Messages
+are refused when free space is below the reserve. The reserve itself is for what is already
+promised, and its last part for what frees space. A database whose write has failed on a full disk
+must be reopened; one that stops writing before that resumes when there is space again."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Final
 
 _PROBE_BYTES: Final = 1 << 20
-_RESERVE_LEAST: Final = 16 << 20  # what is under way when a disk fills up must fit
-_TINY: Final = 4  # but not more than this part of a disk
-_SCARCE: Final = 8  # the part of the reserve that is only for what frees space
+_RESERVE_LEAST: Final = 16 << 20  # what is in flight when a disk fills up must fit
+_TINY: Final = 4  # but not more than 1/4 of the disk
+_SCARCE: Final = 8  # with less than 1/8 of the reserve left, nothing is written
 
 
 class Space(IntEnum):
-    """How much is left, and so what may be written."""
+    """The level of free space, which determines what may be written."""
 
     NONE = 0  # nothing
-    SCARCE = 1  # what frees space: purges, deletes, lower limits, cuts of logs
-    SHORT = 2  # also small things: acks, consumers, votes; and what was under way
+    SCARCE = 1  # what frees space: purges, deletes, lower limits, log compaction
+    SHORT = 2  # also small entries: acks, consumers, votes; and what was in flight
     AMPLE = 3  # messages
 
 
@@ -38,7 +38,7 @@ class DiskFacts:
     reserve_bytes: int  # 0: there is no bound
 
     def level(self, coming: int) -> Space:
-        """What is left when so many bytes more are written."""
+        """The level after `coming` more bytes are written."""
         left = self.free_bytes - coming
         if left >= self.reserve_bytes or not self.reserve_bytes:
             return Space.AMPLE
@@ -54,7 +54,7 @@ class DiskSpace:
         self._reserve_percent = reserve_percent
         # Bytes that may be written before the next check.
         self.stride = 0 if reserve_percent else 1 << 62
-        self.margin = 0  # so much above the reserve ends a full disk
+        self.margin = 0  # a full disk counts as full until this much above the reserve is free
 
     def facts(self) -> DiskFacts:
         disk = os.statvfs(self._path)

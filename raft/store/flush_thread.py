@@ -3,10 +3,10 @@
 Owns: both threads, and the callback to the event loop after each flush.
 May not touch: what is flushed (LogStore does it), when a flush is due (raft/host/rounds.py decides,
 raft/host/round_loop.py asks).
-Spec: usually all that is left to a thread is fdatasync, on a thread that never takes the
-interpreter lock (_sync_thread.pyx): a Python thread takes it three times per flush, and each time
-waits for the loop, or the loop for it. A flush that cannot begin on the loop, because another one
-is in flight, runs on a Python thread. JETRAFT_PURE=1: every flush does."""
+Spec: usually only the fdatasync runs on a thread, which never takes the GIL (_sync_thread.pyx): a
+Python thread takes it three times per flush, and each time waits for the loop, or makes the loop
+wait. A flush that cannot begin on the loop, because another one is in flight, runs on a Python
+thread. With JETRAFT_PURE=1, every flush does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _sync_thread() -> SyncThread | None:
 
 
 class FlushThread:
-    """Runs until `stop`. One flush at a time: request the next one after the answer."""
+    """Runs until `stop`. One flush at a time: request the next one after the callback."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class FlushThread:
         self._flushed = flushed
         self._requests: SimpleQueue[str] = SimpleQueue()
         self._thread: threading.Thread | None = None  # started when it is needed
-        self._job: FlushJob | None = None  # on the thread outside of Python
+        self._job: FlushJob | None = None  # in flight on the thread without the GIL
         self._syncing = _sync_thread()
         if self._syncing is not None:
             loop.add_reader(self._syncing.event, self._synced)
@@ -83,7 +83,7 @@ class FlushThread:
         self._flushed(error)
 
     def stop(self) -> None:
-        """Blocking, while a flush is in flight."""
+        """Blocks while a flush is in flight."""
         if self._syncing is not None:
             self._loop.remove_reader(self._syncing.event)
             self._syncing.stop()

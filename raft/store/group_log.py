@@ -27,18 +27,18 @@ class EntrySource(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Protects the positions: another thread moves entries, and frees where they were. Held
-        from looking a position up until it was read."""
+        """Protects the positions: another thread moves entries and frees their old segments. Must
+        be held from the lookup of a position until the entry was read."""
 
     def read(
         self, group: GroupId, first: Index, positions: Sequence[int], sizes: Sequence[int]
     ) -> list[Entry]:
-        """The entries from `first` on that are at these positions, with data of these sizes.
-        Raises DamagedLog."""
+        """The entries from index `first` on, which are at these positions and have data of these
+        sizes. Raises DamagedLog."""
 
     @property
     def overhead(self) -> int:
-        """How many bytes the data of a normal entry is longer where it is stored."""
+        """How many bytes longer the stored data of a normal entry is (encryption)."""
 
 
 class GroupLog:
@@ -63,7 +63,7 @@ class GroupLog:
         self.group = group
         self.record = GroupRecord()
         self.record_position = NOWHERE  # of the group record
-        self.newest = NOWHERE  # where the last record of the group was first written
+        self.newest = NOWHERE  # the position where the last record of the group was first written
         self.nbytes = 0  # of all live entries
         self._source = source
         self.last = Index(0)  # the index of the last entry
@@ -71,7 +71,7 @@ class GroupLog:
         self._run_starts: list[int] = []
         self._run_terms: list[Term] = []
         self._members: list[tuple[Index, Members]] = []  # from CONFIG entries, oldest first
-        # Of the entry first_index() + i, unless the log is in memory.
+        # _positions[i] and _sizes[i]: those of entry first_index() + i. Empty for a log in memory.
         self._positions = array("Q")
         self._sizes = array("I")
 
@@ -127,7 +127,7 @@ class GroupLog:
     # called by LogStore
 
     def restore_record(self, record: GroupRecord, *, position: int, origin: int) -> None:
-        """The group record that was found at the start, before any entry is restored."""
+        """Recovery: the group record, before any entry is restored."""
         self.record = record
         self.record_position = position
         self.newest = origin
@@ -136,7 +136,7 @@ class GroupLog:
     def restore_entry(
         self, index: Index, term: Term, members: Members | None, *, position: int, size: int
     ) -> None:
-        """The next entry that was found at the start."""
+        """Recovery: the next entry."""
         if members is not None:
             self._members.append((index, members))
         self._extend(index, term)
@@ -164,7 +164,7 @@ class GroupLog:
             self._extend(entry.index, entry.term)
 
     def appended_one(self, entry: Entry, position: int) -> None:
-        """As `appended`. Most rounds bring one entry of a group, behind the last one."""
+        """Like `appended`, for the usual case: one entry, directly after the last one."""
         terms = self._run_terms
         if (
             entry.index != self.last + 1
@@ -252,7 +252,7 @@ class GroupLog:
             self._members.pop()
 
     def _forget(self, start: int, stop: int) -> None:
-        """Drop the places of these entries, counted from the first."""
+        """Drop the positions of these entries, counted from the first."""
         dropped = self._sizes[start:stop]
         self.nbytes -= sum(dropped) + ENTRY_OVERHEAD * len(dropped)
         del self._positions[start:stop]

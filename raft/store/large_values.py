@@ -1,9 +1,9 @@
-"""Large values of the state that are in files beside the database.
+"""Large values of the state, which are in files next to the database.
 
-Owns: what a store asks of their owner, and where their files are.
+Owns: the interface between the store and the owner of the values, and the directory of the files.
 May not touch: the files.
-Spec: docs/decisions/0038-block-files.md. A file goes after a flush of the database that began when
-nothing in the database referred to it."""
+Spec: docs/decisions/0038-block-files.md. A file is removed after a flush of the database that began
+when nothing in the database referred to the file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LargeValues(Protocol):
     def living_bytes(self) -> int: ...
 
     def doomed(self) -> list[int]:
-        """Files that may go when the database, as it is now, is on disk."""
+        """Files that may be removed once the database, as it is now, is on disk."""
 
     def remove(self, doomed: Iterable[int]) -> None:
-        """The database was flushed after `doomed`."""
+        """Remove these files: the database was flushed after `doomed` returned them."""
 
 
 class NoLargeValues:
@@ -38,12 +38,12 @@ class NoLargeValues:
 
 @dataclass(frozen=True, slots=True)
 class ValuesPlace:
-    """For the owner of the values: the directory, and how large a file becomes."""
+    """For the owner of the values: the directory, and the size of a file."""
 
     files: LogFiles
     file_bytes: int
 
     @classmethod
     def of(cls, files: LogFiles | None, path: Path, file_bytes: int) -> ValuesPlace:
-        """On the disk, unless there are `files` of a simulated one."""
+        """On the real disk, unless `files` of a simulated one are given."""
         return cls(files or DiskFiles(path), file_bytes)

@@ -1,4 +1,4 @@
-"""Flushes of a node's log: one at a time, then the promises that they allow.
+"""Flushes of a node's log, one at a time, and recording the promises that they allow.
 
 Owns: the flush in flight, and the failure after which nothing is accepted.
 May not touch: which records are written (raft/store/node_log.py), the event loop, the threads that
@@ -20,16 +20,16 @@ from raft.store.segments.log import SegmentLog
 from raft.store.segments.promises import KeptPromise, PromiseTable
 from raft.types import GroupId
 
-FILES_MAX: Final = 16  # that one flush outside of Python syncs
+FILES_MAX: Final = 16  # a flush of more files runs on a Python thread
 
 Promises = list[tuple[GroupId, KeptPromise]]
 
 
 class SyncInFlight(Protocol):
-    """A flush on a thread that needs no interpreter lock."""
+    """A flush on a thread that does not take the GIL."""
 
     def start(self, descriptors: list[int], /) -> None:
-        """Sync these files. None is in flight before."""
+        """Start to sync these files. No other sync may be in flight."""
 
     def wait(self) -> int:
         """Blocking, on any thread: errno of the flush in flight, or of the last one."""
@@ -37,31 +37,32 @@ class SyncInFlight(Protocol):
 
 @dataclass(slots=True, eq=False)
 class FlushJob:
-    end: int  # of the log when the job was made
+    end: int  # the end of the log when the job was created
     files: list[LogFile]
-    promises: Promises  # to remember when the files are on disk
+    promises: Promises  # to record once the files are on disk
 
 
 class LogFlush:
     def __init__(
         self, segments: SegmentLog, promises: PromiseTable, take: Callable[[], Promises]
     ) -> None:
-        """`take` returns what was promised since the last call; the segments are locked then."""
+        """`take` returns the new promises since the last call; it is called with the segments
+        locked."""
         self.failure: OSError | None = None
         self._segments = segments
         self._promises = promises
         self._take = take
         self._one = threading.Lock()
-        self._beside: SyncInFlight | None = None  # a job of `begin` is in flight there
-        self._unfinished: FlushJob | None = None  # that job, until its promises are noted
-        self._finishing = threading.Lock()  # held while they are
+        self._beside: SyncInFlight | None = None  # the thread on which a job of `begin` runs
+        self._unfinished: FlushJob | None = None  # that job, until its promises are recorded
+        self._finishing = threading.Lock()  # held while they are recorded
 
     def run(self) -> None:
         """Blocking, on any thread. Raises OSError."""
         with self._one:
             beside, unfinished = self._beside, self._unfinished
             if beside is not None and unfinished is not None:
-                # Its promises come first: those of this flush may be of the same groups.
+                # Record its promises first: this flush may have newer ones of the same groups.
                 self._finish(unfinished, beside.wait())
             job = self._job()
             try:
@@ -73,9 +74,9 @@ class LogFlush:
             self._synced(job)
 
     def begin(self, beside: SyncInFlight) -> FlushJob | None:
-        """Starts a flush on a thread outside of Python: then call `end` on the thread that called
-        this. None: use `run`, because another flush is in flight or the files are not those of the
-        operating system. Raises OSError."""
+        """Start a flush on a thread without the GIL; when it is done, call `end` on the thread that
+        called this. None: use `run`, because another flush is in flight, the files are too many, or
+        they are not real files. Raises OSError."""
         if not self._one.acquire(blocking=False):
             return None
         try:
@@ -90,12 +91,12 @@ class LogFlush:
             self._one.release()
 
     def end(self, job: FlushJob, number: int) -> None:
-        """The files of the job were synced, with this errno. Raises OSError."""
+        """The sync of the job's files has ended with this errno. Raises OSError."""
         self._finish(job, number)
-        self.check()  # if another flush has noted the promises, and could not
+        self.check()  # another flush may have tried to record the promises, and failed
 
     def wait(self) -> None:
-        """Blocking: no file is being synced."""
+        """Blocks until no file is being synced."""
         if self._beside is not None:
             self._beside.wait()
 
@@ -110,8 +111,8 @@ class LogFlush:
             return FlushJob(end, files, self._take())
 
     def _finish(self, job: FlushJob, number: int) -> None:
-        """The sync of the job has ended. Whoever comes first notes its promises; whoever comes
-        second returns when they are noted."""
+        """The sync of the job has ended. The first caller records its promises; the second caller
+        returns when they are recorded."""
         with self._finishing:
             if self._unfinished is not job:
                 return
@@ -122,7 +123,7 @@ class LogFlush:
             self._synced(job)
 
     def _synced(self, job: FlushJob) -> None:
-        """What it covers is on disk, and may be promised when it is noted here."""
+        """What the job covers is on disk. Record its promises; after that they may be sent."""
         try:
             self._promises.note(job.promises)
         except OSError as error:

@@ -1,10 +1,10 @@
 """What a node has on disk: the logs of all groups in segments, and the database of their states.
 
-Owns: both, their identity, when they count as full or failed, and opening them again.
+Owns: both, their identity, when they count as full or failed, and reopening them.
 May not touch: column family "state" beyond opening and flushing it (broker.store writes it, with
 the write-ahead log off), the consensus rules, the event loop.
-Spec: docs/ARCHITECTURE.md, "Storage". `write` takes microseconds and stays on the loop; `flush`
-(fdatasync) and `flush_state` release the interpreter lock and run on other threads (checked by
+Spec: docs/ARCHITECTURE.md, "Storage". `write` takes microseconds and runs on the loop; `flush`
+(fdatasync) and `flush_state` release the GIL and run on other threads (checked by
 tests/raft/store/test_log_store.py)."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 
 _log = logging.getLogger("raft.store")
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
-_SMALL_BYTES: Final = 64 << 10  # of entries: such a batch may use the last of the reserve
+_SMALL_BYTES: Final = 64 << 10  # on a full disk, such a batch may use the reserve of a segment
 CLOSE_WITHIN_S: Final = 30.0  # a flush in flight may delay the end of the process this long
 
 
@@ -150,7 +150,7 @@ class LogStore:
             remove_unfinished(self.identity, place.segments, place.promises)
             begun = has_log(db)
             if begun and not place.segments.names() and not place.promises.names():
-                # Nothing would remind this node of its votes.
+                # Without them this node would not know its votes.
                 raise DamagedDatabase(f"{self._path}: the log and the promises are missing")
             log = NodeLog(self._place, self._segment_sizes, trusted_end=trusted_end)
             try:
@@ -177,11 +177,11 @@ class LogStore:
         self.log.close()
         rewriting = self._rewriting
         if rewriting:
-            self.db.cancel_all_background(wait=False)  # it ends early
+            self.db.cancel_all_background(wait=False)  # makes a rewrite end early
         if rewriting or self.failure is None:
             with self._guard:  # a flush on another thread may have been cancelled, but still runs
                 if not self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S):
-                    return  # it cannot be closed meanwhile: the end of the process does it
+                    return  # it cannot be closed now: the end of the process will close it
         self._let_go()
 
     # after a failure
@@ -193,7 +193,7 @@ class LogStore:
 
     @property
     def damage(self) -> str | None:
-        """What RocksDB has found in one of its files. Opening it again would find it again."""
+        """Corruption that RocksDB found in one of its files. Reopening would find it again."""
         return corruption(self.failure)
 
     def condemn(self) -> None:
@@ -205,11 +205,11 @@ class LogStore:
         self._disk.probe()
 
     def reopen(self) -> None:
-        """Blocking. Close what has failed and open it as after a crash. What the log shows behind
-        its last flush may be on the disk or only in the page cache, so it is in a new, flushed
-        segment when this returns. Raises StoreBusy while a flush is in flight, StoreError when it
-        cannot be opened, also because iterators keep the old database alive: then nothing can be
-        read before the next attempt."""
+        """Blocking. Close the failed store and open it as after a crash. What the log shows after
+        its last flush may be on disk or only in the page cache, so it is copied to a new, flushed
+        segment before this returns. Raises StoreBusy while a flush is in flight, and StoreError if
+        the store cannot be opened, for example because iterators keep the old database open:
+        nothing can be read then until the next attempt."""
         with self._guard:
             if self._in_use or self._syncing:
                 raise StoreBusy("a flush is in flight")
@@ -230,7 +230,7 @@ class LogStore:
             take(db)
 
     def _let_go(self) -> None:
-        """Errors are ignored: what is only in memory was not promised."""
+        """Close without reporting errors: what is only in memory was not promised."""
         users = [let_go for let_go, _ in self._users]
         for let_go in (*users, self.log.close, self._state.close, self.db.close):
             try:
@@ -276,9 +276,9 @@ class LogStore:
 
     def give_up_log(self, group: GroupId, applied: Index = NO_INDEX) -> GroupLog:
         """Delete the entries of a damaged log and keep its promises: the member counts as one that
-        has lost its log (HardState.lives). The log begins after the `applied` entry, if what is
-        left of it knows that one, otherwise at the beginning. Written, not flushed. Raises
-        DamagedLog when neither the log nor the promises beside it tell what it promised: then it
+        has lost its log (HardState.lives). The log then starts after the `applied` entry, if the
+        rest of the log still contains it, otherwise at the beginning. Written, not flushed. Raises
+        DamagedLog if neither the log nor the promises file says what was promised: then this member
         must not take part."""
         try:
             return self.log.give_up(group, applied)
@@ -287,11 +287,11 @@ class LogStore:
 
     @property
     def in_need(self) -> bool:
-        """Whether logs should be cut at once: the disk is full, or the log has grown large."""
+        """Whether logs should be compacted now: the disk is full, or the log has grown large."""
         return self.full or self.log.nbytes > self.log.goal_bytes
 
     def is_pressed(self, group: GroupId) -> bool:
-        """Whether the log has grown large and entries of this group keep its oldest part."""
+        """Whether the log has grown large, and entries of this group keep its oldest segment."""
         return self.log.is_pressed(group)
 
     def check_space(self) -> Space:
@@ -302,7 +302,7 @@ class LogStore:
         if self.failure is None:
             coming = self._buffered_bytes()
             level = self._disk.level(coming)
-            if self.full and level is Space.AMPLE:  # some more, or it would be full again at once
+            if self.full and level is Space.AMPLE:  # hysteresis: it would soon be full again
                 level = max(Space.SHORT, self._disk.level(coming + self._disk.margin))
             if self.log.trouble is not None and self.log.trouble.errno == errno.ENOSPC:
                 level = Space.NONE
@@ -314,7 +314,8 @@ class LogStore:
 
     @property
     def full(self) -> bool:
-        """Nothing that grows is accepted; everything can be read, and space can be freed."""
+        """Whether only entries that free space, and small ones, are accepted. Everything can be
+        read."""
         return self.space < Space.AMPLE
 
     @property
@@ -324,7 +325,7 @@ class LogStore:
 
     @property
     def log_goal_bytes(self) -> int:
-        """Above this size of the log, entries are kept only as long as they are needed."""
+        """Above this size of the log, entries are kept only while they are needed."""
         return self.log.goal_bytes
 
     def disk_facts(self) -> DiskFacts:
@@ -435,9 +436,9 @@ class LogStore:
                 self._unused.notify_all()
 
     def expunge(self) -> None:
-        """Blocking while the database is rewritten: afterwards no file holds what was deleted or
-        overwritten before the call. What a reader's snapshot still shows stays until the next
-        call. Raises StoreFull if there is no space for that."""
+        """Secure erase. Blocks while the database is rewritten; afterwards no file contains what
+        was deleted or overwritten before the call. What a reader's snapshot still refers to stays
+        until the next call. Raises StoreFull if there is no space for that."""
         with self._rewriting_files():
             self.log.rewrite()
             for column in (self.db, self._state):  # then no write-ahead log is needed
@@ -453,8 +454,8 @@ class LogStore:
         return changed or garbage.is_wasteful(self._state, self._disk.facts())
 
     def reclaim(self) -> None:
-        """Blocking while the state is rewritten: frees its garbage. On a full disk also what the
-        database has not noticed yet."""
+        """Free the garbage of the state; blocks while it is rewritten. On a full disk this includes
+        garbage that the database has not counted yet."""
         with self._rewriting_files():
             if self.full:
                 self._compacted = self.db.latest_sequence_number()

@@ -1,10 +1,10 @@
-"""A directory of format 1, whose log is in the database, becomes one of today's format.
+"""Migrates a directory of format 1, whose log is in the database, to the current format.
 
 Owns: reading column family "raft", and the order of the steps.
 May not touch: the state column.
-Spec: docs/decisions/0019-a-log-of-our-own.md, "Migration". Until the identity says format 2 the
-column is the log, and whatever is in the new place is removed and written again; from then on the
-column is not looked at and is dropped. So each step may be interrupted."""
+Spec: docs/decisions/0019-a-log-of-our-own.md, "Migration". Until the identity says format 2, the
+column is the log, and anything in the new place is removed and written again. From then on the
+column is ignored, and dropped. So each step may be interrupted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BATCH_BYTES: Final = 4 << 20
 
 
 def remove_unfinished(identity: StoreIdentity, *places: LogFiles) -> None:
-    """Before the log is opened: what an interrupted migration left. Raises OSError."""
+    """Remove what an interrupted migration left, before the log is opened. Raises OSError."""
     if identity.format < FORMAT:
         for files in places:
             for name in files.names():
@@ -37,7 +37,7 @@ def remove_unfinished(identity: StoreIdentity, *places: LogFiles) -> None:
 
 
 def migrate(db: Rdict, identity: StoreIdentity, log: NodeLog) -> StoreIdentity:
-    """Blocking. Copy what the old column holds, then give it up. Raises OSError, StoreError."""
+    """Blocking. Copy the contents of the old column, then drop it. Raises OSError, StoreError."""
     column = old_log(db)
     try:
         if identity.format < FORMAT:
@@ -131,10 +131,10 @@ def _entries(column: Rdict, group: GroupId) -> Iterator[Entry]:
             index = Index(position)
             yield read_entry(group, index, cursor.value())
             cursor.next()
-        cursor.status()  # it is not valid any more where it meets a bad block
+        cursor.status()  # a bad block makes the cursor invalid; this raises the error
     except DamagedLog:
         raise
     except Exception as error:  # rocksdict raises plain Exception for a bad block
         raise DamagedLog(group, Index(index + 1), str(error)) from error
-    finally:  # it keeps the database open, and the traceback of an error would keep it
+    finally:  # the cursor keeps the database open, and a traceback would keep the cursor
         del cursor

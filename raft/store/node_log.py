@@ -32,7 +32,7 @@ from raft.types import GroupId, HardState, Index, InvariantViolation, SnapshotMe
 
 _log = logging.getLogger("raft.store")
 NO_INDEX: Final = Index(0)
-_SYNC_TICKS: Final = 20  # promises are safe from a power failure after so many ticks
+_SYNC_TICKS: Final = 20  # the promises file is synced every 20 ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LogPlace:
     promises: LogFiles
     jobs: Callable[[], Jobs]
     draw_salt: Callable[[], int]
-    space: Callable[[int], Space]  # what is left with so many bytes more
+    space: Callable[[int], Space]  # the level of disk space after this many more bytes
     cipher: StoreCipher | None = None  # of the data of entries
 
 
@@ -62,7 +62,7 @@ class NodeLog:
         self, disk: LogPlace, limits: SegmentSizes, *, trusted_end: int | None = None
     ) -> None:
         """Blocking. `trusted_end`: after a failed flush, the end of what is certainly on disk; what
-        is read behind it is written again. Raises OSError."""
+        is found after it is written again. Raises OSError."""
         self._logs: dict[GroupId, GroupLog] = {}
         self._damaged: dict[GroupId, DamagedGroup] = {}
         self._dirty: set[GroupId] = set()  # written and not flushed
@@ -113,7 +113,7 @@ class NodeLog:
                 _log.error("%s", result)
             elif result is not None:
                 self._logs[group] = result
-                self._dirty.add(group)  # its promise may be older than its log, or of a former one
+                self._dirty.add(group)  # its recorded promise may be outdated
             elif promise is not None:
                 self._promises.clear(group)
             if result is not None:
@@ -128,9 +128,9 @@ class NodeLog:
         ]
         end = found.end if trusted_end is None else min(found.end, trusted_end)
         if trusted_end is None:
-            for segment in segments:  # what was read may be in the page cache only
+            for segment in segments:  # what was read may only be in the page cache
                 segment.file.sync()
-            # Behind the end there is nothing that counts. The files go once the new header does.
+            # Nothing after the end counts. Those files are removed once the new header is on disk.
             for segment in [s for s in segments if s.start_position > found.end]:
                 segments.remove(segment)
                 segment.file.close()
@@ -200,7 +200,7 @@ class NodeLog:
     # writing
 
     def write_when_ready(self, batch: LogBatch) -> int:
-        """Blocking until there is a segment for it. Raises as `write` does, except SegmentBusy."""
+        """Like `write`, but blocks until a segment is ready, so never raises SegmentBusy."""
         while True:
             try:
                 return self.write(batch, frees=True)
@@ -208,9 +208,9 @@ class NodeLog:
                 self._keeper.wait_for_segment()
 
     def write(self, batch: LogBatch, *, frees: bool = False) -> int:
-        """Written, not flushed, and readable. Returns the bytes. `frees`: the batch frees more than
-        it takes, so it may use the reserve. Raises SegmentBusy, OSError; DamagedLog for a group
-        that is damaged, unless it is removed."""
+        """Write without flushing; the entries can be read afterwards. Returns the bytes written.
+        `frees`: the batch frees more than it takes, so it may use the reserve. Raises SegmentBusy,
+        OSError; DamagedLog for a group that is damaged, unless it is removed."""
         self.flushes.check()
         self._promises.reserve_all(batch.entries)
         if batch.hard_states or batch.snapshots or batch.installs:
@@ -324,8 +324,8 @@ class NodeLog:
         self._dirty.update(changed, batch.entries)
 
     def quarantine(self, error: DamagedLog, hard_state: HardState | None, last: Index) -> None:
-        """This group, of which nothing is written here, has lost something in the place that it
-        comes from. Raises OSError."""
+        """Migration: this group, which is not in this log yet, has lost entries in the old one.
+        Raises OSError."""
         group, known = error.group, hard_state or HardState()
         self._promises.reserve(group)
         promise = KeptPromise(self._segments.end + 1, known.term, known.vote, known.lives, last)
@@ -335,9 +335,9 @@ class NodeLog:
 
     def give_up(self, group: GroupId, applied: Index = NO_INDEX) -> GroupLog:
         """Delete the entries and keep the promises: the member counts as one that has lost its log
-        (HardState.lives). The new log begins after the `applied` entry if that is known, otherwise
-        at the beginning. Written, not flushed. Raises DamagedLog if its promises are not known:
-        then it must not take part. Also SegmentBusy, OSError."""
+        (HardState.lives). The new log starts after the `applied` entry if that is known, otherwise
+        at the beginning. Written, not flushed. Raises DamagedLog if its promises are unknown: then
+        this member must not take part. Also raises SegmentBusy, OSError."""
         self.flushes.check()
         damaged = self._damaged.get(group)
         hard_state = self.reader(group).hard_state() if damaged is None else damaged.hard_state
@@ -363,7 +363,7 @@ class NodeLog:
         self.flushes.run()
 
     def _take_promises(self) -> list[tuple[GroupId, KeptPromise]]:
-        """Of the groups with records since the last flush."""
+        """The promises of the groups with records since the last flush."""
         dirty, self._dirty = self._dirty, set()
         logs = self._logs
         taken: list[tuple[GroupId, KeptPromise]] = []
@@ -375,7 +375,8 @@ class NodeLog:
 
     def tick(self, *, short: bool = False, stored_bytes: int = 0) -> None:
         """Called at short, regular intervals: background work starts here. `short`: the disk is
-        full, so keep only what is needed. `stored_bytes`: what the log is small beside."""
+        full, so keep only what is needed. `stored_bytes`: size of the state, to which the size of
+        an idle log is proportional."""
         self._sizing.tick(stored_bytes=stored_bytes, groups=len(self._logs))
         self._keeper.sizes = self._sizing.now
         self._keeper.short = short
@@ -446,7 +447,7 @@ class NodeLog:
             del damaged.records[record.position]
         elif record.index:
             self._logs[group].moved(Index(record.index), NOWHERE)
-        else:  # its content is in memory: write it again with the next batch of the group
+        else:  # a group record is also in memory: write it again with the group's next batch
             self._rewrite_record(group)
 
     def _rewrite_record(self, group: GroupId) -> None:
@@ -479,7 +480,7 @@ def _promise(log: GroupLog) -> KeptPromise:
 
 
 def _strictest(known: HardState | None, promise: KeptPromise | None) -> HardState | None:
-    """Term and vote of whichever promised more."""
+    """Term and vote: of the two, the one that promised more."""
     if promise is None or not promise.term:
         return known
     if known is None or promise.term > known.term:

@@ -1,8 +1,8 @@
-"""The durable facts of a group and their encoding, the errors of the store, and format 1.
+"""The group record and its encoding, the errors of the store, and format 1.
 
 Owns: the layout of the group record, and of column family "raft", which held the log in format 1.
 May not touch: the database, files, threads.
-Spec: the log of today is in raft/store/segments/format.py; its records of kind GROUP hold what is
+Spec: the current log is in raft/store/segments/format.py; its records of kind GROUP contain what is
 `group` here. In format 1 every record was a value in the database, with a CRC-32 over its key and
 its content.
 
@@ -37,7 +37,7 @@ from raft.types import (
 )
 
 FORMAT: Final = 2
-FORMAT_OLDEST: Final = 1  # migrated at the start
+FORMAT_OLDEST: Final = 1  # migrated when the store is opened
 KEY: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct("<QBI")
 _ENTRY_PLACE: Final = struct.Struct("<QQQB")  # group, index, term, kind: part of the checksum only
@@ -65,7 +65,7 @@ class DamagedDatabase(StoreError):
 
 
 class StoreHeld(StoreError, NewProcessNeeded):
-    """An object of this process keeps the database open that was to be closed."""
+    """An object of this process keeps the database open, which should be closed."""
 
 
 class StoreBusy(StoreError):

@@ -1,7 +1,7 @@
 """A batch of changes to the logs of many groups, written together.
 
 Owns: what is to be written, as values, and how a later change replaces an earlier one.
-May not touch: the database; raft/store/log_store.py turns a batch into a write.
+May not touch: files; raft/store/node_log.py turns a batch into records.
 Spec: one write serves all groups that have new entries at the same moment."""
 
 from __future__ import annotations

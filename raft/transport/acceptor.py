@@ -2,9 +2,9 @@
 
 Owns: the listening sockets, accepted links before and after their handshake.
 May not touch: our own outgoing links (raft/transport/peer_table.py), what frames mean.
-Spec: a connection must finish its handshake in time and within small frames. Anything else closes
-that connection and no other. A refusal is logged with its reason on both sides. asyncio's server is
-not used: it does not report TLS handshakes that fail, and when it is closed it loses the sockets it
+Spec: a connection must finish its handshake in time and in small frames. Anything else closes that
+connection and no other. A refusal is logged with its reason on both sides. asyncio's server is not
+used: it does not report failed TLS handshakes, and when it is closed it leaks the sockets that it
 has just accepted."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ALIVE_QUIET_MAX: Final = 2  # a link with traffic within this many intervals is
 class _PendingHandshake:
     nonce: bytes
     timer: asyncio.TimerHandle
-    proved: LinkClass | None = None  # its challenge was right; the class of link it asked for
+    proved: LinkClass | None = None  # set once its proof is verified: the class it asked for
 
 
 class AddressLearner(Protocol):
@@ -91,7 +91,7 @@ class Acceptor:
         tls: ssl.SSLContext | None,
     ) -> None:
         self.links: dict[tuple[NodeId, LinkClass], Link] = {}
-        self.tasks: asyncio.TaskGroup | None = None  # None: connections are closed at once
+        self.tasks: asyncio.TaskGroup | None = None  # None: new connections are closed
         self._peers = peers
         self._addresses = addresses
         self._open_links = open_links
@@ -100,7 +100,7 @@ class Acceptor:
         self._deliver = deliver
         self._announce = announce
         self._tls = tls
-        # Their TLS handshake, if any, is running.
+        # Accepted, with the TLS handshake (if any) in progress.
         self._opening: dict[Link, asyncio.Task[None]] = {}
         self._slots: HandshakeSlots[Link] = HandshakeSlots(
             pool_max=limits.handshakes_max, source_max=limits.handshakes_per_source_max
@@ -156,7 +156,7 @@ class Acceptor:
         )
 
     def _evict(self, link: Link) -> None:
-        """Close a connection whose handshake is unfinished: another one takes its slot."""
+        """Close a connection with an unfinished handshake: a newer one takes its slot."""
         self._refusals.count("handshake")
         opening = self._opening.get(link)
         if opening is not None:
@@ -187,7 +187,7 @@ class Acceptor:
             self._opening.pop(link, None)
 
     def abort(self) -> None:
-        """Close every accepted connection at once: we send nothing on them that matters."""
+        """Close every accepted connection without flushing: nothing queued on them matters."""
         for link in [*self._pending, *self.links.values()]:
             link.abort()
 
@@ -249,7 +249,7 @@ class Acceptor:
             link.close()
 
     def _answer(self, link: Link, pending: _PendingHandshake, payload: bytes) -> None:
-        """The first frame: a proof of the password, which we answer with ours."""
+        """The first frame: the peer's proof of the password, which we answer with ours."""
         ourselves = self._peers.ourselves
         challenge = read_challenge(payload)
         nonces = Nonces(pending.nonce, challenge.nonce, challenge.link)
@@ -262,7 +262,7 @@ class Acceptor:
         link.frame_bytes_max = HANDSHAKE_FRAME_MAX
 
     def _welcome(self, link: Link, proved: LinkClass, payload: bytes) -> None:
-        """The second frame: who it is."""
+        """The second frame: the peer's hello."""
         peers = self._peers
         theirs = read_hello(payload, HELLO)
         check_hello(theirs, link.version, ours=peers.ourselves)

@@ -25,7 +25,7 @@ _ENTRY: Final = struct.Struct("<QIB")
 FRAME_BYTES_GOAL: Final = 4 << 20  # a frame is closed once it holds this much
 ENTRIES_MAX: Final = 1 << 20
 
-# What must not wait behind bulk data: elections, leases, leadership transfers.
+# Kinds that must not wait behind bulk data: elections, leases, leadership transfers.
 CONTROL_KINDS: Final = frozenset(
     {
         MessageKind.PRE_VOTE,

@@ -56,7 +56,7 @@ class DialPlan:
         self.dial_seeds()
 
     def close(self) -> None:
-        """Links that end from now on are not dialed again."""
+        """Stop dialing: links that end from now on are not dialed again."""
         self._tasks = None
 
     def dial_seeds(self) -> None:
@@ -66,7 +66,7 @@ class DialPlan:
                 self._dial(*address, node=None)
 
     def reseed(self, routes: Iterable[tuple[str, int]]) -> None:
-        """Other seeds from now on. Links to nodes that are no longer among them stay."""
+        """Replace the seeds. Links to nodes that are no longer seeds stay open."""
         self._seeds = {address: self._seeds.get(address) for address in routes}
         if self._tasks is not None:
             self.dial_seeds()
@@ -100,7 +100,7 @@ class DialPlan:
             self.learn_address(node, host, port, fresh=False)
 
     def learn_address(self, node: NodeId, host: str, port: int, *, fresh: bool) -> None:
-        """Dial a node that we have no links to. `fresh`: the node itself told us its address."""
+        """Dial a node that we have no links to. `fresh`: the node itself sent its address."""
         if node == self._peers.ourselves.node or node in self._peers.links:
             return
         holder = self._holders.get(node)
@@ -121,7 +121,7 @@ class DialPlan:
             self._seeds[dialer.address] = self._peers.ourselves.node
 
     def claim(self, dialer: Dialer, theirs: Hello) -> bool:
-        """Whether this dialer is the one to hold our links to the node it has reached. Raises
+        """Whether this dialer may hold our links to the node that it has reached. Raises
         HandshakeRefused while we are linked to another node of that name."""
         node = NodeId(theirs.node)
         namesake = next((p for p in self._peers.links if self._peers.name(p) == theirs.name), node)

@@ -2,8 +2,8 @@
 
 Owns: connecting, our side of the handshake, the retry delay of one address.
 May not touch: accepted connections; which dialer may hold a node's links (the dial plan decides).
-Spec: control link first, then bulk, to the same node; losing either closes both. Retries start at
-once and back off to a second, so that a cluster that starts together connects quickly."""
+Spec: control link first, then bulk, to the same node; losing either closes both. Retries start
+immediately and back off to a second, so that nodes that start together connect quickly."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _DialedConnection:
         self._peers = peers
         self._open_links = open_links
         self._nonces: Nonces | None = None  # once we have seen the greeting
-        self._proved = False  # the other side knows the password
+        self._proved = False  # the other side has proved that it knows the password
         control = kind is LinkClass.CONTROL
         self.link = Link(
             on_frame=self._frame,
@@ -150,7 +150,7 @@ class Dialer:
         tls: ssl.SSLContext | None,
     ) -> None:
         self.address = address
-        self.failure = ""  # why the last attempt failed; empty while there is none
+        self.failure = ""  # why the last attempt failed; empty if it did not
         self.reached = False  # the handshake of the control link is done, the node is claimed
         self.task: asyncio.Task[None] | None = None
         self._plan = plan
@@ -252,9 +252,8 @@ class Dialer:
         if isinstance(error, HandshakeRefused):
             if error.by_us:
                 self._refusals.count(error.code.value)
-            if error.by_us:
                 told = f"we refused the server at {host}:{port}: {error.reason}"
-            else:  # in its words, which are about us
+            else:  # the peer's reason: "it" in it means us
                 told = f'we were refused by the server at {host}:{port}: "{error.reason}"'
             self._refusals.log_once(told)
         elif isinstance(error, ssl.SSLError):
@@ -264,7 +263,7 @@ class Dialer:
 
 
 def _reason(error: BaseException) -> str:
-    """In the words of an operator."""
+    """The error as a text for the operator."""
     match error:
         case HandshakeRefused():
             return str(error)

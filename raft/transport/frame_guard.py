@@ -1,4 +1,4 @@
-"""What protects a frame on its way: a checksum, or a tag that only the two nodes can make.
+"""Protects a frame in transit: by a checksum, or by a tag that only the two nodes can make.
 
 Owns: the head of a frame, the checksum.
 May not touch: sockets; which guard a link uses (raft/transport/handshake.py decides).
@@ -21,7 +21,7 @@ KEY_BYTES: Final = 32
 
 
 class FrameError(Exception):
-    """The peer sent an impossible frame, or the frame was damaged on its way."""
+    """The peer sent an invalid frame, or the frame was damaged in transit."""
 
 
 class FrameHead(NamedTuple):
@@ -31,7 +31,7 @@ class FrameHead(NamedTuple):
 
 
 class FrameCheck(Protocol):
-    """A large frame is checked while it arrives, so that there is no long pause at the end."""
+    """Checks a large frame while it arrives, so that there is no long pause at the end."""
 
     def update(self, part: memoryview, /) -> None: ...
 
@@ -51,14 +51,14 @@ class FrameGuard(Protocol):
         """Raises FrameError when the length is damaged."""
 
     def check(self, head: FrameHead, payload: memoryview, /) -> bool:
-        """Whether the next frame that was received is what was sent."""
+        """Whether the next received frame is intact: what the peer has sent."""
 
     def begin(self, head: FrameHead, /) -> FrameCheck:
         """The same, for a frame that arrives in parts."""
 
 
 class Checksums:
-    """Protects against damage, not against people."""
+    """Protects against damage, not against an attacker."""
 
     _HEAD: Final = struct.Struct("<IIIB")
     head_bytes: Final = _HEAD.size

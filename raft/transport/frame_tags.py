@@ -4,10 +4,10 @@ Owns: keys, numbers of frames, the tag.
 May not touch: sockets; which guard a link uses (raft/transport/handshake.py decides).
 Spec: raft/transport/frame_guard.py has the head. A tag is AES-256-GCM over the payload, which is
 authenticated and not encrypted. Its nonce is the number of the frame in its direction and the
-channel, so a frame cannot be altered, repeated, left out, moved to another place, channel or
-connection, or sent by somebody who relayed the handshake. GCM covers the length. It takes the place
-of the checksum and costs about as much: 0.7 us for 100 bytes, 44 us for 1 MB (CRC-32: 0.3 and 39).
-A module of its own: the library takes 7 MB, which a node without a password does not need."""
+channel, so a frame cannot be altered, replayed, dropped, moved to another place, channel or
+connection, or forged by somebody who relayed the handshake. GCM covers the length. It replaces the
+checksum and costs about as much: 0.7 us for 100 bytes, 44 us for 1 MB (CRC-32: 0.3 and 39). It is
+in its own module because the library takes 7 MB, which a node without a password does not need."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ Spec, in this order:
     dialing side     hello: who it is, whom it knows
     accepting side   welcome: the same about itself, or a refusal
 
-Nobody says a name, an address or a cluster before the other side has proved that it knows the
+No side sends a name, an address or a cluster before the other side has proved that it knows the
 password. The password is never sent: a proof is an HMAC over both nonces, the link class and the
 role of its sender, compared in constant time. From the same secret and nonces both sides derive a
 key per direction, and every frame after the answer carries a tag made with it
-(raft/transport/frame_guard.py): whoever relays a handshake has gained nothing. Without credentials
-there are no proofs, and frames carry checksums.
+(raft/transport/frame_guard.py), so relaying a handshake gains nothing. Without credentials there
+are no proofs, and frames carry checksums.
 
-A link has the newest version that both sides speak (docs/decisions/0022-upgrades.md). The choice is
-made before frames are tagged, so both hellos repeat the newest version of their sender: a link that
-somebody has made older than need be is refused. Version 3 named no range; 2 had no challenge."""
+A link uses the newest version that both sides speak (docs/decisions/0022-upgrades.md). The version
+is chosen before frames are tagged, so both hellos repeat the newest version of their sender: a link
+that an attacker has downgraded is refused. Version 3 named no range; 2 had no challenge."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raft.transport.frame_guard import Checksums, FrameGuard
 from raft.types import NodeId, RaftError
 
 MAGIC: Final = b"JRP1"
-BASE_VERSION: Final = 3  # of peers that name no version of their own in a message
+BASE_VERSION: Final = 3  # the version of peers whose messages do not state one
 NONCE_BYTES: Final = 16
 PEERS_MAX: Final = 256  # addresses used of one hello
 Shape = TypeVar("Shape", bound=msgspec.Struct)
@@ -95,13 +95,13 @@ class Hello(msgspec.Struct, frozen=True):
     cluster: str
     name: str
     node: int
-    instance: int  # drawn at every start: tells us from another server with our name
+    instance: int  # random for every start: distinguishes us from a server of the same name
     link: LinkClass
     host: str  # where we can be dialed; empty: the address the connection comes from
     port: int
     peers: list[Address]
     hello: dict[str, Any]
-    newest: int = BASE_VERSION  # that the sender speaks
+    newest: int = BASE_VERSION  # the newest version that the sender speaks
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class HandshakeRefused(RaftError):
-    """A handshake that was refused. `by_us`: on our side, otherwise by the peer."""
+    """A handshake that was refused: `by_us`, or otherwise by the peer."""
 
     code: RefusalCode
     reason: str
@@ -145,7 +145,7 @@ class HandshakeRefused(RaftError):
 
 @dataclass(frozen=True, slots=True)
 class Nonces:
-    """What makes one connection different from all others."""
+    """The random values of both sides, which make a connection different from all others."""
 
     accepting: bytes
     dialing: bytes
@@ -162,11 +162,11 @@ class PeerCredentials:
     password: str
 
     def proof(self, nonces: Nonces, *, accepting: bool) -> bytes:
-        """Of the accepting or of the dialing side: neither can be used in place of the other."""
+        """The proof of the accepting or the dialing side; neither is valid for the other side."""
         return self._derive("accept" if accepting else "dial", nonces)
 
     def guard(self, nonces: Nonces, *, accepting: bool) -> FrameGuard:
-        """For the frames of this connection, on the accepting or on the dialing side of it."""
+        """The guard for the frames of this connection, on its accepting or dialing side."""
         keys = [self._derive(f"frames of {side}", nonces) for side in ("dial", "accept")]
         mine, theirs = reversed(keys) if accepting else keys
         from raft.transport.frame_tags import Tags  # it takes 7 MB
@@ -180,7 +180,7 @@ class PeerCredentials:
 
 @dataclass(slots=True)
 class LocalPeer:
-    """How we introduce ourselves. Host and port become known when the listener is bound."""
+    """What we tell peers about ourselves. Host and port are known once the listener is bound."""
 
     node: NodeId
     name: str
@@ -191,7 +191,7 @@ class LocalPeer:
     port: int = 0
     instance: int = field(default_factory=lambda: secrets.randbits(63))
     versions: PeerVersions = VERSIONS
-    # Why the application does not want this peer: by its name and what it adds to the hello.
+    # Returns why the application refuses a peer, given the name and the details of its hello.
     objection: Callable[[str, dict[str, Any]], str | None] = lambda _name, _details: None
 
     def hello(self, link: LinkClass, version: int, *, peers: list[Address]) -> Hello:
@@ -214,7 +214,7 @@ class LocalPeer:
 
     def check_proof(self, proof: bytes, nonces: Nonces, *, accepting: bool) -> None:
         """`accepting`: whether it must be the proof of the accepting side. Raises
-        HandshakeRefused, with a reason that tells a stranger nothing."""
+        HandshakeRefused, with a reason that reveals nothing to a stranger."""
         if self.credentials is not None:
             expected = self.credentials.proof(nonces, accepting=accepting)
             if not hmac.compare_digest(expected, proof):
@@ -222,7 +222,7 @@ class LocalPeer:
                 raise HandshakeRefused(RefusalCode.CREDENTIALS, reason, by_us=True)
 
     def guard(self, nonces: Nonces, *, accepting: bool) -> FrameGuard:
-        """Once both proofs are checked."""
+        """The guard to use once both proofs are verified."""
         if self.credentials is None:
             return Checksums()
         return self.credentials.guard(nonces, accepting=accepting)
@@ -314,8 +314,8 @@ def check_hello(theirs: Hello, version: int, *, ours: LocalPeer) -> None:
 
 
 def check_wanted(theirs: Hello, *, ours: LocalPeer) -> None:
-    """Whether the application wants the peer. Raises HandshakeRefused. The accepting side asks
-    after it has told who it is: both sides should know why they have no link."""
+    """Raises HandshakeRefused if the application refuses the peer. The accepting side checks this
+    after it has sent its own hello, so that both sides know why they have no link."""
     objection = ours.objection(theirs.name, theirs.hello)
     if objection is not None:
         raise HandshakeRefused(RefusalCode.CLUSTER, objection, by_us=True)
@@ -327,7 +327,7 @@ def frame(kind: int, body: object) -> bytes:
 
 
 def addresses(known: list[Address]) -> list[tuple[NodeId, str, int]]:
-    """The plausible ones among the addresses that a peer sent, a bounded number of them."""
+    """The valid addresses among those that a peer sent, up to PEERS_MAX."""
     return [
         (NodeId(a.node), a.host, a.port)
         for a in known[:PEERS_MAX]

@@ -1,10 +1,10 @@
-"""Connections that have not finished their handshake: how many may wait, and who makes room.
+"""Slots for connections with an unfinished handshake, and which connection is evicted.
 
 Owns: the slots of waiting connections, by the address they come from.
 May not touch: sockets, tasks, the handshake itself; the caller closes what is evicted.
-Spec: a node finishes its handshake within milliseconds; who holds a slot for long does not want
-one. So a newcomer is never refused: when there is no slot, the oldest of the address that holds the
-most of them is closed instead. Nodes that we have met before have slots of their own, which
+Spec: a node finishes its handshake within milliseconds; a connection that holds a slot for long is
+not a node. So a new connection is never refused: if no slot is free, the oldest connection of the
+address that holds the most slots is closed instead. Known nodes have slots of their own, which
 connections from other addresses cannot take, and no address has more than its share."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Final, Generic, TypeVar
 
 Waiting = TypeVar("Waiting")
-_IPV6_SITE_BITS: Final = 64  # one customer has at least that many addresses
+_IPV6_SITE_BITS: Final = 64  # one site usually has a /64 or more, so its addresses count as one
 
 
 def source_of(address: str) -> str:
@@ -36,14 +36,14 @@ class HandshakeSlots(Generic[Waiting]):
     def __init__(self, *, pool_max: int, source_max: int) -> None:
         self._pool_max = pool_max
         self._source_max = source_max
-        # In order of arrival: the source, and the pool (True: known).
+        # In order of arrival: connection -> (source, pool). Pool True: known nodes.
         self._waiting: dict[Waiting, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def enter(self, newcomer: Waiting, source: str, *, known: bool) -> Waiting | None:
-        """The newcomer has a slot. Returns the connection that lost its slot and must be closed."""
+        """Give the new connection a slot. Returns the evicted connection, which must be closed."""
         evicted = self._to_evict(source, known=known)
         if evicted is not None:
             del self._waiting[evicted]

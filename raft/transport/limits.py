@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """The comments say what happens when a limit is reached."""
+    """The comments state what happens when a limit is reached."""
 
     frame_bytes_max: int = 96 << 20  # the connection is closed
     control_queue_bytes_max: int = 8 << 20  # send() returns False

@@ -4,10 +4,10 @@ Owns: cutting the byte stream into frames, the bounded send queue, one write per
 May not touch: what frames mean, who may connect (raft/transport/handshake.py).
 Spec: little-endian. Only the greeting is a plain frame, so that every version can read it: u32
 length (of what follows), u8 channel, payload. All others are sealed frames: a head with length,
-channel and a checksum or tag (raft/transport/frame_guard.py), then the payload. An impossible
-length or a wrong checksum closes the connection. The limit of the length is small until the
-handshake is done. There is a checksum per frame and not per write, because a frame is handed on as
-soon as it has arrived; frames are few (all messages of a round to one peer are in one frame)."""
+channel and a checksum or tag (raft/transport/frame_guard.py), then the payload. An invalid length
+or a wrong checksum closes the connection. The length limit is small until the handshake is done.
+There is a checksum per frame and not per write, because a frame is delivered as soon as it has
+arrived; frames are few (all messages of a round to one peer are in one frame)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raft.transport.handshake import BASE_VERSION, LinkClass
 from raft.types import NO_NODE
 
 _PLAIN: Final = struct.Struct("<IB")
-_PIECE_BYTES_FEW: Final = 512  # smaller pieces, on average, are joined: one checksum call
+_PIECE_BYTES_FEW: Final = 512  # if pieces are smaller on average, they are joined for one checksum
 _BUFFER_BYTES: Final = 256 << 10  # frames that fit are received in one shared buffer
 PLAIN_FRAME_MAX: Final = 1 << 10
 CHALLENGE_FRAME_MAX: Final = 1 << 10  # before the other side has proved anything
@@ -59,7 +59,7 @@ class Link(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.node = NO_NODE  # the other side, once the handshake is done
         self.link_class = LinkClass.BULK
-        self.version = BASE_VERSION  # of the peer protocol; settled by the handshake
+        self.version = BASE_VERSION  # of the peer protocol; negotiated by the handshake
         self.frame_bytes_max = CHALLENGE_FRAME_MAX
         self.guard: FrameGuard | None = None  # of sealed frames, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
@@ -84,7 +84,7 @@ class Link(asyncio.BufferedProtocol):
         self._error: BaseException | None = None
 
     def protect(self, guard: FrameGuard) -> None:
-        """From now on, frames of both directions carry the checksums or tags of this guard."""
+        """From now on, frames in both directions carry the checksums or tags of this guard."""
         self.guard = guard
 
     # sending
@@ -137,13 +137,13 @@ class Link(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Close at once; `error` is passed to on_lost."""
+        """Close without flushing; `error` is passed to on_lost."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
 
     def flush(self) -> None:
-        """Write what is queued now, not at the end of this turn of the loop."""
+        """Write the queue now, not at the end of this turn of the loop."""
         self._flush_scheduled = False
         if self._out and self._transport is not None:
             pieces, self._out, self._out_bytes = self._out, [], 0
@@ -179,7 +179,7 @@ class Link(asyncio.BufferedProtocol):
             self.abort(error)
 
     def _cut_small(self, start: int) -> None:
-        """Hand out the complete frames of the shared buffer, keep the rest."""
+        """Deliver the complete frames in the shared buffer, keep the rest."""
         buffer, filled = self._small, self._filled
         view = memoryview(buffer)
         while True:
@@ -210,7 +210,7 @@ class Link(asyncio.BufferedProtocol):
         self._filled = rest
 
     def _cut_plain(self) -> int:
-        """Hand out the greeting, the very first frame, if it is complete. Returns where it ends."""
+        """Deliver the greeting, the very first frame, if it is complete. Returns where it ends."""
         if self._filled < _PLAIN.size:
             return 0
         length: int

@@ -46,8 +46,8 @@ class OpenLinks:
         return _total([self._closed_counts, *(link.counts() for link in standing)])
 
     async def drain(self) -> None:
-        """Return when every connection is closed; those that linger are aborted."""
-        await asyncio.sleep(0)  # for those that were closed a moment ago
+        """Return when every connection is closed; abort those that are open after a while."""
+        await asyncio.sleep(0)  # let connections that are just closing end
         if not self._links:
             return
         try:

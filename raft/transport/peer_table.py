@@ -1,10 +1,10 @@
-"""The other nodes, as far as we know them, and our links to each.
+"""The other nodes that we know, and our links to each.
 
-Owns: peers, what their hellos say, the standing outgoing links.
+Owns: peers, the contents of their hellos, the outgoing links that are up.
 May not touch: accepted connections (raft/transport/acceptor.py), which addresses are dialed
 (raft/transport/dial_plan.py), what frames mean.
-Spec: two outgoing links per peer, control and bulk. Every new pair of links
-gets a new number: frames of an earlier pair may be lost."""
+Spec: two outgoing links per peer, control and bulk. Every new pair of links gets a new number:
+frames of an earlier pair may be lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PeerTable:
         self.ourselves = ourselves
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
-        self.link_pair_numbers: dict[NodeId, int] = {}  # of the standing links; each has its own
+        self.link_pair_numbers: dict[NodeId, int] = {}  # of the links that are up; each is unique
         self._last_link_pair = 0
         self._seed_sources = seed_sources
         self._sources: dict[NodeId, str] = {}  # where each node connects from
@@ -65,7 +65,7 @@ class PeerTable:
         self._seed_sources = seed_sources
 
     def known(self) -> list[Address]:
-        """The addresses that we tell others in a hello."""
+        """The addresses that we send to others in a hello."""
         return [Address(p.node, p.host, p.port) for p in self.peers.values() if p.host]
 
     def name(self, node: NodeId) -> str:
@@ -84,9 +84,9 @@ class PeerTable:
         return source in self._seed_sources or source in self._sources.values()
 
     def check_name(self, theirs: Hello, *, alive: Callable[[NodeId], bool]) -> None:
-        """Refuse a second server with the name of a live peer, but not a restarted one, whose
-        former links are closed or idle. Raises HandshakeRefused. A restarted server has another
-        id when its data directory was replaced."""
+        """Refuse a second server with the name of a live peer, but not a restarted one, whose old
+        links are closed or idle. Raises HandshakeRefused. A server that was restarted with a new
+        data directory has a different id."""
         for peer in self.peers.values():
             same = peer.name == theirs.name or peer.node == theirs.node
             if same and peer.instance not in (0, theirs.instance) and alive(peer.node):
@@ -105,8 +105,8 @@ class PeerTable:
         return peer
 
     def _forget_predecessors(self, peer: Peer) -> None:
-        """A server that returned with another data directory is another node at the same place:
-        nobody needs to dial its predecessor."""
+        """Forget disconnected nodes with this peer's name: a server that was restarted with a new
+        data directory is a new node, and nobody needs to dial the old one."""
         for other in list(self.peers.values()):
             if other.name == peer.name and other is not peer and not other.connected:
                 del self.peers[other.node]

@@ -2,8 +2,8 @@
 
 Owns: the counts, and which reasons were logged.
 May not touch: connections, the handshake.
-Spec: a refused peer keeps retrying, so each reason is logged once. The memory of reasons is
-bounded: a peer that causes ever new reasons can neither flood the log nor silence it forever."""
+Spec: a refused peer keeps retrying, so each reason is logged once. The set of logged reasons is
+bounded: a peer that keeps causing new reasons can neither flood the log nor silence it forever."""
 
 from __future__ import annotations
 

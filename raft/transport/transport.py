@@ -1,6 +1,6 @@
-"""Links between the nodes of a cluster: every node dials every other one, twice.
+"""Links between the nodes of a cluster: every node opens two connections to every other node.
 
-Owns: the listener, the life of all links, frames to and from channels.
+Owns: the listener, the lifetime of all links, frames to and from channels.
 May not touch: what frames mean; Raft, streams.
 Spec: two outgoing connections per peer (control: what must not wait; bulk: the rest). Accepted
 connections are only read, except for the handshake and pongs. Order is kept per link. One seed is
@@ -184,7 +184,8 @@ class Transport:
             started.set()
 
     async def _watch(self) -> None:
-        """Send pings, close dead links, dial seeds again. A late turn counts as one interval."""
+        """Send pings, close dead links, redial seeds. However late it runs, it counts as one
+        interval."""
         ping = bytes((PING,))
         while True:
             await asyncio.sleep(self.limits.ping_seconds)
@@ -199,7 +200,7 @@ class Transport:
             self._plan.dial_seeds()
             self._open_links.fold_counts()
             for node in self._peers.links:
-                self.heard_at(node)  # the result is kept for when its links are closed
+                self.heard_at(node)  # caches the result for when its links are closed
 
     def register(
         self, channel: int, on_frame: Callable[[NodeId, Any], None], *, borrowed: bool = False
@@ -213,8 +214,8 @@ class Transport:
         self, to: NodeId, channel: int, payload: bytes | Sequence[bytes], *, control: bool = False
     ) -> bool:
         """False: not connected, or the queue is full; nothing was queued. Appends and their answers
-        leave at once, not in the next turn of the loop: after them a leader writes its own log,
-        and a follower applies entries."""
+        are written immediately, not at the end of this turn of the loop: in the rest of the turn a
+        leader writes its own log, and a follower applies entries."""
         pair = self._peers.links.get(to)
         if pair is None:
             return False
@@ -255,7 +256,7 @@ class Transport:
         return self._heard[node]
 
     def rtt_s(self, node: NodeId) -> float:
-        """Of the last ping on our control link; 0: none was answered yet."""
+        """The RTT of the last ping on our control link; 0: none was answered yet."""
         pair = self._peers.links.get(node)
         return pair[0].rtt_s if pair else 0.0
 
@@ -270,7 +271,7 @@ class Transport:
         return pair[1].pending_bytes() if pair else 0
 
     def update_hello(self) -> None:
-        """Ask `hello()` again and tell every peer."""
+        """Call `hello()` again and send the result to every peer."""
         news = frame(NEWS, News(self._peers.known(), self._ourselves.details()))
         for control, _ in self._peers.links.values():
             control.send(LINK_CHANNEL, news)

@@ -1,9 +1,9 @@
-"""The files under the log: what the log asks of a file system, and the real one.
+"""File access of the log: the interface to a file system, and its implementation on real files.
 
-Owns: the calls to the operating system, all of which release the interpreter lock.
+Owns: the calls to the operating system, all of which release the GIL.
 May not touch: what is in the files.
-Spec: docs/decisions/0019-a-log-of-our-own.md. chaos/sim/files.py is the same over a simulated
-disk, with crashes and faults."""
+Spec: docs/decisions/0019-a-log-of-our-own.md. chaos/sim/files.py implements the same interface on a
+simulated disk, with crashes and faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-_PARTS_MAX: Final = 512  # buffers in one pwritev; the kernel takes 1024
+_PARTS_MAX: Final = 512  # buffers in one pwritev; the kernel's limit is 1024
 
 
 class LogFile(Protocol):
@@ -26,16 +26,16 @@ class LogFile(Protocol):
         """Write all parts one after the other, starting at `offset`."""
 
     def read(self, size: int, offset: int) -> bytes:
-        """Fewer bytes at the end of the file."""
+        """Returns fewer bytes at the end of the file."""
 
     def read_into(self, memory: memoryview, offset: int) -> int:
-        """As `read`, into memory of the caller; returns how many bytes there were."""
+        """Like `read`, into the caller's memory; returns the number of bytes read."""
 
     def allocate(self, size: int) -> None:
-        """Make the file this large, so that later writes into it need no further space."""
+        """Allocate this many bytes, so that later writes into the file need no more space."""
 
     def sync(self) -> None:
-        """What was written and allocated before is on disk."""
+        """fdatasync: what was written and allocated before is on disk."""
 
     def close(self) -> None: ...
 
@@ -55,7 +55,7 @@ class LogFiles(Protocol):
     def remove(self, name: str) -> None: ...
 
     def sync_names(self) -> None:
-        """Names that were created, changed or removed before are so on disk."""
+        """Sync the directory: earlier creations, renames and removals are on disk."""
 
 
 class DiskFile:
@@ -110,7 +110,7 @@ class DiskFile:
 
 
 def descriptors_of(files: Sequence[LogFile]) -> list[int] | None:
-    """For calls outside of Python; None unless all are files of the operating system."""
+    """File descriptors, for the sync thread. None if any is not a real file."""
     found = [file.descriptor for file in files if isinstance(file, DiskFile)]
     return found if len(found) == len(files) else None
 

@@ -53,14 +53,14 @@ class SegmentHeader:
     number: int
     salt: int
     size: int  # of the file
-    # Not 0: the log before this segment ends there, and all between is void: it was written and
-    # never promised.
+    # If not 0: the log before this segment ends at this position. What lies between was written
+    # but never promised, and is void.
     previous_end: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogFrame:
-    """A frame whose header is sound. Its records may still be damaged."""
+    """A frame with a valid header. Its records may still be damaged."""
 
     position: int
     flushed: int
@@ -144,7 +144,7 @@ def encode_record(
 def read_frame(
     salt: int, content: bytes | memoryview, position: int, offset: int
 ) -> LogFrame | None:
-    """The frame at `offset` of `content`, if there is a sound header of it."""
+    """The frame at `offset` of `content`, if its header is valid."""
     if len(content) - offset < FRAME_BYTES:
         return None
     body = content[offset : offset + _FRAME.size]
@@ -179,8 +179,8 @@ def read_record(
 def read_records(
     salt: int, content: memoryview, frame: LogFrame, offset: int
 ) -> Iterator[LogRecord]:
-    """The sound records of the frame at `offset`, whose header was read before. Where one is
-    damaged, those that can be found behind it follow."""
+    """The valid records of the frame at `offset`, whose header was read before. After a damaged
+    record, the search continues with the next one that can be found."""
     end = min(offset + frame.size, len(content))  # the file may be cut short
     at = offset + FRAME_BYTES
     limit = content[:end]
@@ -191,5 +191,5 @@ def read_records(
             yield record
             at += RECORD_BYTES + record.size
             continue
-        (size,) = _CRC.unpack_from(limit, at + _CRC.size)  # maybe only its data is damaged
+        (size,) = _CRC.unpack_from(limit, at + _CRC.size)  # perhaps only its data is damaged
         at += RECORD_BYTES + size

@@ -1,6 +1,6 @@
-"""Jobs beside the log: preparing and freeing segments, flushing promises.
+"""Background jobs of the log: preparing and freeing segments, flushing promises.
 
-Owns: the thread that they run on, one after the other.
+Owns: the thread on which they run, one after the other.
 May not touch: what they do.
 Spec: docs/decisions/0019-a-log-of-our-own.md, "Segments"."""
 
@@ -18,7 +18,7 @@ class Jobs(Protocol):
     def submit(self, job: Callable[[], None]) -> None: ...
 
     def stop(self) -> None:
-        """Blocking: wait for the job that runs; the others are dropped."""
+        """Blocks until the running job ends; waiting jobs are dropped."""
 
 
 class JobThread:

@@ -47,12 +47,12 @@ from raft.store.segments.sizes import SegmentSizes
 
 _log = logging.getLogger("raft.store")
 _ZEROS: Final = bytes(1 << 20)
-_GROWTH: Final = 4  # each new segment is so many times larger than the last, up to the limit
-_LITTLE: Final = 8  # a segment is freed by copying if at most this part of it is alive
+_GROWTH: Final = 4  # each new segment is 4 times larger than the last, up to the limit
+_LITTLE: Final = 8  # a segment is freed by copying if at most 1/8 of it is alive
 _MOVE_BYTES: Final = 256 << 10  # copied while the lock is held
 _WAIT_S: Final = 0.05
 _READ_ATTEMPTS: Final = 5  # until a record that cannot be read counts as damaged
-_PATIENCE_TICKS: Final = 300  # until more than a little is copied
+_PATIENCE_TICKS: Final = 300  # before a segment with more live records than that is copied
 
 
 class SegmentKeeper:
@@ -66,12 +66,12 @@ class SegmentKeeper:
         draw_salt: Callable[[], int],
         space: Callable[[int], Space],
     ) -> None:
-        """`space`: what the disk has left with so many bytes more."""
-        self.sizes = limits  # those that hold now
+        """`space` returns the level of disk space after this many more bytes."""
+        self.sizes = limits  # current sizes
         self.log = SegmentLog(want_segment=self._want)
         self.trouble: OSError | None = None  # why the next segment could not be prepared
-        self.pressed: LogSegment | None = None  # to be freed: cut the logs that have entries in it
-        self.short = False  # the disk is full: keep no spare files, and press
+        self.pressed: LogSegment | None = None  # to be freed: compact logs with entries in it
+        self.short = False  # the disk is full: keep no spare files, and set `pressed`
         self._files = files
         self._limits = limits
         self._live = live
@@ -84,7 +84,7 @@ class SegmentKeeper:
         self._needed = 0
         self._hurry = False
         self._read_failures = 0  # in a row
-        self._changed = False  # something died since the oldest segment was looked at
+        self._changed = False  # records were deleted since the oldest segment was checked
         self._patience = _PATIENCE_TICKS
         self._closed = False
         self._fresh_only = False  # no file may be recycled: what it holds must be erased
@@ -102,9 +102,9 @@ class SegmentKeeper:
         unused: Sequence[str],
         carried: Sequence[LogRecord] = (),
     ) -> None:
-        """Blocking. The log consists of these and ends at `end`; it goes on in a new segment. In
-        one step, when this gets its name, everything behind the end is void, except the `carried`
-        records, which are copied. Then the `unused` files go. Raises OSError."""
+        """Blocking. The log of these segments ends at `end` and continues in a new segment, with
+        copies of the `carried` records. Naming it is atomic: everything else after `end` becomes
+        void. Then the `unused` files are removed. Raises OSError."""
         self._next_number = number
         for segment in segments:
             self.log.segments[segment.number] = segment
@@ -126,12 +126,12 @@ class SegmentKeeper:
         self._want(0)
 
     def _carry(self, records: Sequence[LogRecord]) -> None:
-        """Copy these, dead or alive: what replaces an earlier record must not get lost while the
-        earlier one stays."""
+        """Copy these records, dead or alive: a record that replaces an earlier one must not be lost
+        while the earlier one is kept."""
         for record in records:
             copy = self._copy(self.log.record(record.position, record.size))
             if copy is None:
-                continue  # it is damaged, and was read as such
+                continue  # damaged, as recovery has found before
             (position,) = self.log.write([copy])
             index = 0 if record.kind >= GROUP else record.index
             live = LiveRecord(record.group, index, record.position, record.size)
@@ -139,7 +139,7 @@ class SegmentKeeper:
                 self._live.was_moved(live, position)
 
     def close(self) -> None:
-        """Blocking, while a job runs."""
+        """Blocks while a job runs."""
         self._closed = True
         self._hurry = True
         self._jobs.stop()
@@ -148,7 +148,7 @@ class SegmentKeeper:
     # preparing
 
     def _want(self, needed: int) -> None:
-        """Called by the log, with its lock held. `needed` bytes are waited for."""
+        """Called by the log, with its lock held. A writer waits for `needed` bytes."""
         self._hurry |= bool(needed)
         self._needed = max(self._needed, needed)
         if not self._preparing and self.log.next is None:
@@ -192,8 +192,8 @@ class SegmentKeeper:
         return segment
 
     def _blank_segment(self, size: int, *, previous_end: int) -> tuple[LogSegment, str]:
-        """A segment whose file does not have its name yet, and the name that it has."""
-        number = self._next_number  # used up when all went well: a number left out looks like loss
+        """A segment whose file does not have its final name yet, and the file's current name."""
+        number = self._next_number  # counted up on success only: a gap looks like a lost segment
         file, source, size = self._blank(number, size, urgent=bool(previous_end))
         salt = self._draw_salt()
         try:
@@ -204,7 +204,7 @@ class SegmentKeeper:
         return LogSegment(number, salt, size, segment_name(number), file), source
 
     def _name(self, segment: LogSegment, source: str) -> None:
-        """From now on it counts."""
+        """Give the segment its final name: from now on it is part of the log."""
         try:
             segment.file.sync()
             self._files.rename(source, segment.name)
@@ -215,7 +215,7 @@ class SegmentKeeper:
         self._next_number += 1
 
     def _blank(self, number: int, size: int, *, urgent: bool) -> tuple[LogFile, str, int]:
-        """A file without a header, its name and its size. An `urgent` one takes what is left."""
+        """A file without a header, its name and its size. `urgent`: use the last free space."""
         short = not urgent and self._space(size) < Space.SCARCE
         with self.log.lock:  # secure erase drops them on another thread
             for at, (spare, spare_size) in enumerate(self._spares):
@@ -230,7 +230,7 @@ class SegmentKeeper:
             file.allocate(size)
             for offset in range(0, size, len(_ZEROS)):
                 if self._hurry:
-                    break  # somebody waits: its flushes cost a little more
+                    break  # a writer waits; flushes to an unzeroed file cost a little more
                 file.write([_ZEROS[: size - offset]], offset)
             file.sync()
         except BaseException:
@@ -242,7 +242,7 @@ class SegmentKeeper:
     # freeing
 
     def something_died(self) -> None:
-        """A log was cut or a group removed: the oldest segment may be free now."""
+        """A log was compacted or a group removed: the oldest segment may be free now."""
         self._changed = True
 
     def tick(self) -> None:
@@ -276,7 +276,7 @@ class SegmentKeeper:
             self._freeing = False
 
     def _free_oldest(self) -> bool:
-        """Whether it was freed, so that the next one may be looked at."""
+        """Free the oldest segment if that is worthwhile. Returns whether it was freed."""
         log = self.log
         with log.lock:
             self._changed = False
@@ -299,7 +299,7 @@ class SegmentKeeper:
         if not self.move(live):
             self._changed = True  # the log has no segment to move them to: try again
             return False
-        # Also if nothing was in it: it ends with a frame, and a flush may have its file in hand.
+        # Needed even if nothing was alive: a flush may still have the segment's file in hand.
         self._live.flush_all()
         self._release(oldest)
         return True
@@ -354,7 +354,7 @@ class SegmentKeeper:
         )
 
     def _read(self, wanted: LiveRecord) -> LogRecord | None:
-        """None if it is damaged, or cannot be read again and again. Raises OSError."""
+        """None if it is damaged, or reading has failed _READ_ATTEMPTS times. Raises OSError."""
         try:
             found = self.log.record(wanted.position, wanted.size)
         except OSError:
@@ -366,8 +366,8 @@ class SegmentKeeper:
         return found
 
     def _release(self, segment: LogSegment) -> None:
-        """Raises OSError. A segment that keeps its name stays the oldest one: what a later one says
-        about it must not be freed before it."""
+        """Remove or recycle the file. Raises OSError; the segment then stays the oldest, because
+        later segments may supersede its records and must not be freed before it."""
         self._sync_names()
         with self.log.lock:
             if segment.number not in self.log.segments:
@@ -395,14 +395,14 @@ class SegmentKeeper:
             self._files.sync_names()
             self._names_changed = False
 
-    # giving back
+    # shrinking
 
     @property
     def _spare_bytes(self) -> int:
         return sum(size for _, size in self._spares)
 
     def _is_too_large(self) -> bool:
-        """Whether the log has more than it should because of segments from a busier time."""
+        """Whether the log exceeds its goal because of large segments from a busier time."""
         log, usual = self.log, 2 * self.sizes.largest
         active, following = log.active, log.next
         if active is None or following is None:
@@ -411,7 +411,7 @@ class SegmentKeeper:
         return surplus and (active.size > usual or following.size > usual)
 
     def _fit(self) -> None:
-        """A log that was busy gives back what it does not need at rest."""
+        """Shrink a log that is no longer busy: remove spare files, use smaller segments."""
         try:
             with self.log.lock:
                 while not self._closed and self._spare_bytes > self.sizes.spare_max:
@@ -420,7 +420,7 @@ class SegmentKeeper:
             self._prepare_smaller()
             with self.log.lock:
                 if not self._closed and self._is_too_large():
-                    self.log.rotate()  # what is behind is freed when nothing in it is alive
+                    self.log.rotate()  # the large segment is freed when nothing in it is alive
                     self._changed = True
         except SegmentBusy:
             return  # the smaller one cannot be prepared now
@@ -430,8 +430,8 @@ class SegmentKeeper:
             self._fitting = False
 
     def _prepare_smaller(self) -> None:
-        """Instead of the prepared segment, if that is too large. It was never written to, so the
-        next one has its number and its name. Raises OSError."""
+        """Replace the prepared segment by a smaller one, if it is too large. It was never written
+        to, so the new one gets its number and name. Raises OSError."""
         log = self.log
         with log.lock:
             following = log.next
@@ -443,13 +443,13 @@ class SegmentKeeper:
         try:
             following.file.close()
             self._files.remove(following.name)
-        finally:  # what comes next replaces the file if it is still there
+        finally:  # if the file is still there, the new segment replaces it
             self._prepare()
 
     # secure erase
 
     def rewrite(self) -> None:
-        """Blocking: afterwards no file holds a record that was not alive at the call. Raises
+        """Blocking. Afterwards no file contains a record that was not alive at the call. Raises
         OSError."""
         log = self.log
         self._fresh_only = True
@@ -484,7 +484,7 @@ class SegmentKeeper:
                 return
 
     def wait_for_segment(self) -> None:
-        """Blocking, for a short time. Raises OSError if it is in vain."""
+        """Blocks for a short time. Raises OSError if no segment can be prepared."""
         if self._closed:
             raise OSError(errno.EBADF, "the log was closed")
         if self.trouble is not None:

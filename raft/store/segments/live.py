@@ -1,6 +1,6 @@
-"""Records that are still needed: what is asked before a segment is freed.
+"""Live records: the interface that tells which records of a segment are still needed.
 
-Owns: the vocabulary between the keeper of segments and the owner of the logs.
+Owns: the types shared by the keeper of segments and the owner of the logs.
 May not touch: files.
 Spec: docs/decisions/0019-a-log-of-our-own.md, "Freeing"."""
 
@@ -22,7 +22,7 @@ class LiveRecord:
 
 
 class LiveRecords(Protocol):
-    """Which records are alive: known to the owner of the log. Called with the log's lock held."""
+    """Implemented by the owner of the logs. Called with the log's lock held."""
 
     def live_in(self, segment: LogSegment) -> list[LiveRecord]: ...
 
@@ -31,10 +31,10 @@ class LiveRecords(Protocol):
     def was_moved(self, record: LiveRecord, position: int) -> None: ...
 
     def is_damaged(self, record: LiveRecord) -> None:
-        """It cannot be read. Raises SegmentBusy: tell it again."""
+        """The record cannot be read. Raises SegmentBusy: call again later."""
 
     def flush_all(self) -> None:
-        """What is written is on disk, and so are the promises that were cleared."""
+        """Flush what is written, and the cleared promises, to disk."""
 
 
 def live_bytes(records: Sequence[LiveRecord]) -> int:

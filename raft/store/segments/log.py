@@ -37,7 +37,7 @@ from raft.types import GroupId, Index, Term
 
 FRAME_BYTES_GOAL: Final = 1 << 20  # a larger write becomes several frames
 RESERVE_BYTES_MAX: Final = 64 << 10
-_JOIN_BYTES: Final = 64 << 10  # smaller frames are copied together, not gathered by the kernel
+_JOIN_BYTES: Final = 64 << 10  # smaller frames are copied into one buffer, not gathered (pwritev)
 _READ_BYTES_MAX: Final = 4 << 20  # in one read
 _PLACE: Final = struct.Struct("<QQ")  # group, index: authenticated with the sealed data
 
@@ -70,7 +70,7 @@ class LogSegment:
     groups: dict[int, int] = field(default_factory=dict)  # highest index of an entry in it
 
     def room(self, *, frees: bool) -> int:
-        """Bytes of a frame that fits. A reserve is left to those that free space."""
+        """Size of the largest frame that fits. Unless it `frees` space, a reserve is left."""
         reserve = 0 if frees else min(RESERVE_BYTES_MAX, self.size // 16)
         return self.size - SECTOR - self.end - reserve
 
@@ -85,10 +85,10 @@ class LogSegment:
 
 class SegmentLog:
     def __init__(self, *, want_segment: Callable[[int], None]) -> None:
-        """`want_segment` asks for the next segment, with space for so many bytes; it answers
-        with `provide`, from any thread."""
+        """`want_segment` requests the next segment, with space for this many bytes; `provide` is
+        then called, from any thread."""
         self.lock = threading.RLock()
-        self.segments: dict[int, LogSegment] = {}  # with a part of the log, oldest first
+        self.segments: dict[int, LogSegment] = {}  # those with part of the log, oldest first
         self.flushed = 0  # the position below which everything is on disk
         self.next: LogSegment | None = None  # empty, prepared
         self.active: LogSegment | None = None
@@ -126,7 +126,7 @@ class SegmentLog:
             assert active is not None
             if following is None:
                 self._want_segment(needed)
-                following = self.next  # it may have been provided at once
+                following = self.next  # it may have been provided during the call
                 if following is None:
                     raise SegmentBusy("the next segment of the log is not ready")
             self._write_frame(active, [], FRAME_BYTES, 0)
@@ -141,10 +141,10 @@ class SegmentLog:
     # writing
 
     def write(self, records: Sequence[NewRecord], *, frees: bool = True) -> list[int]:
-        """The positions of the records, in one or more frames. A crash keeps a prefix of the
-        frames. Unless it `frees` space, a reserve is left. Raises SegmentBusy, after which
-        some of the frames may have been written, and OSError. The segment that is prepared then
-        has space for all of it, because the next attempt begins with the first frame again."""
+        """Write the records in one or more frames; returns their positions. A crash keeps a prefix
+        of the frames. Unless it `frees` space, a reserve is left. Raises OSError, and SegmentBusy,
+        after which some of the frames may have been written: the next attempt starts again with
+        the first frame, and the segment that is prepared for it has space for all of them."""
         with self.lock:
             try:
                 return self._write_frames(records, frees=frees)
@@ -217,7 +217,7 @@ class SegmentLog:
         return self._unflushed
 
     def begin_flush(self) -> tuple[int, list[LogFile]]:
-        """What a flush has to cover, as of now: the end of the log, and the files."""
+        """What a flush has to cover now: the end of the log, and the files to sync."""
         with self.lock:
             files, self._unflushed = self._unflushed, []
             return self.end, files
@@ -231,7 +231,7 @@ class SegmentLog:
     def read(
         self, group: GroupId, first: Index, positions: Sequence[int], sizes: Sequence[int]
     ) -> list[Entry]:
-        """See EntrySource. Records that lie behind each other are read together."""
+        """See EntrySource. Adjacent records are read together."""
         found: list[Entry] = []
         with self.lock:
             at = 0

@@ -1,14 +1,14 @@
-"""How far each group of this node has promised, in a place that does not die with the log.
+"""The promises file: how far each group of this node has promised, stored apart from the log.
 
 Owns: the file of promises: per group the position of its last flushed record, term, vote, lives
 and last index.
 May not touch: the log; raft/store/segments/replay.py compares.
 Spec: docs/decisions/0019-a-log-of-our-own.md, "Promises". A slot is written after the flush of the
-log and before the promises leave, without a flush of its own: it survives the death of the
+log and before the promises are sent, without a flush of its own: it survives a crash of the
 process, and after a power failure it may be as old as the last `sync` (about a second). It is never
-ahead of the log, so an old one detects less and accuses nobody.
+ahead of the log, so an old slot may miss a loss, but never reports one that did not happen.
 
-    file  one block of 4096 bytes with a magic; then slots of 64 bytes, which no sector border cuts
+    file  one block of 4096 bytes with a magic; then slots of 64 bytes, each within one sector
     slot  group, position, term, vote, lives, last index: u64 each; crc u32; zeros. Group 0: free"""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PromiseTable:
                 self._free.append(slot)
                 continue
             known = self.found.get(GroupId(group))
-            if known is not None:  # of a group that was removed and came back
+            if known is not None:  # a group that was removed and added again
                 old = slot if known.position > position else self._slots[GroupId(group)]
                 self._erase(old)
                 if old == slot:
@@ -120,7 +120,7 @@ class PromiseTable:
         return max((promise.position for promise in self.found.values()), default=0)
 
     def reserve(self, group: GroupId) -> None:
-        """There is space for the promises of this group. Raises OSError."""
+        """Reserve a slot for this group. Raises OSError."""
         if group in self._slots or not group:
             return
         with self._lock:
@@ -129,14 +129,14 @@ class PromiseTable:
             self._slots[group] = self._free.pop()
 
     def reserve_all(self, groups: Iterable[GroupId]) -> None:
-        """As `reserve`, for each of them."""
+        """Like `reserve`, for each of these groups."""
         slots = self._slots
         for group in groups:
             if group not in slots:
                 self.reserve(group)
 
     def note(self, promises: Iterable[tuple[GroupId, KeptPromise]]) -> None:
-        """These are about to be made. Raises OSError."""
+        """Record promises that are about to be sent. Raises OSError."""
         with self._lock:
             blocks: set[int] = set()
             for group, promise in promises:
@@ -170,7 +170,7 @@ class PromiseTable:
             self.unsynced = True
 
     def sync(self) -> None:
-        """Blocking: what was noted and cleared before survives a power failure. Raises OSError."""
+        """Blocking. Afterwards earlier notes and clears survive a power failure. Raises OSError."""
         if self.unsynced:
             self.unsynced = False
             self._file.sync()

@@ -1,10 +1,10 @@
-"""From the records of one group to its log: what they add up to, or that some are missing.
+"""Replay: rebuilds the log of one group from its records, or finds that some are missing.
 
-Owns: the meaning of records, and every check that finds a loss.
+Owns: the meaning of records, and every check that detects a loss.
 May not touch: files.
-Spec: docs/decisions/0019-a-log-of-our-own.md, "Recovery". Records count in the order in which they
-were first written (`origin`); a moved record has the place of the original. An entry replaces all
-entries from its index on."""
+Spec: docs/decisions/0019-a-log-of-our-own.md, "Recovery". Records are replayed in the order in
+which they were first written (`origin`); a moved record counts as the original. An entry replaces
+all entries from its index on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replay(
         entries[record.index] = record
         last, last_term = record.index, record.term
     if promise is not None and promise.position <= removed_at:
-        promise = None  # of the removed group: a power failure brought it back
+        promise = None  # that of the removed group: a power failure restored the old slot
     if found is None:
         if promise is not None and promise.position > last_origin:
             return DamagedLog(group, promise.last, _LOST_END)
@@ -61,7 +61,8 @@ def replay(
 
 
 def _forgets(record: GroupRecord, promise: KeptPromise | None, newest: int) -> str | None:
-    """The promise may be older than the log, never newer."""
+    """What was promised and is missing from the log. The promise may be older than the log, but
+    never newer."""
     if promise is None:
         return None
     if promise.position > newest:
@@ -75,7 +76,7 @@ def _forgets(record: GroupRecord, promise: KeptPromise | None, newest: int) -> s
 
 
 def _fill(log: GroupLog, entries: dict[int, LogRecord], last: int, last_term: int) -> str | None:
-    """Returns what is wrong."""
+    """Fill the log. Returns what is wrong, if anything."""
     snapshot = log.record.snapshot
     before: int = snapshot.term
     for index in range(snapshot.index + 1, last + 1):

@@ -1,13 +1,13 @@
-"""Reading the segments after a start: which frames count, and where the log ends.
+"""Scans the segments at startup: which frames are valid, and where the log ends.
 
-Owns: telling a torn end, which was never promised, from damage, which may have been.
+Owns: telling a torn end, which was never promised, from damage to what may have been promised.
 May not touch: what the records mean for a group (raft/store/segments/replay.py); it changes no
 file.
-Spec: docs/decisions/0019-a-log-of-our-own.md, "Recovery". Writes after the last flush may be on
-disk in part and in any order of their sectors. So a hole ends the log if nothing says that it was
-flushed; everything behind it is void. If a later frame or a promise says that the position of the
-hole was flushed, then it is damage: the log goes on behind it, and the groups that miss a record
-find that out by themselves."""
+Spec: docs/decisions/0019-a-log-of-our-own.md, "Recovery". Of writes after the last flush, any
+sectors may be on disk. So a hole ends the log, unless something proves that it was flushed;
+everything after it is void. If a later frame or a promise proves that the position of the hole was
+flushed, the hole is damage: the log continues after it, and the replay of each group detects
+missing records."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class FoundSegment:
 
 @dataclass(slots=True)
 class LogScan:
-    segments: list[FoundSegment]  # those with a part of the log in them, oldest first
+    segments: list[FoundSegment]  # those that contain part of the log, oldest first
     records: dict[int, list[LogRecord]]  # by group, in the order of their positions
     end: int  # the position where the log ends
     next_number: int  # of the next segment: larger than any that was ever used
-    damage: list[str]  # sentences for the operator
-    unused: list[str]  # files without a part of the log; they may be removed
+    damage: list[str]  # descriptions for the operator
+    unused: list[str]  # files that contain no part of the log; they may be removed
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class _Piece:
     segment: FoundSegment
     position: int
     frame: LogFrame | None
-    records: list[LogRecord]  # those that are sound
+    records: list[LogRecord]  # the valid ones
 
     @property
     def whole(self) -> bool:
@@ -75,7 +75,7 @@ class _Piece:
 
 
 def scan(files: LogFiles, *, promised: int) -> LogScan:
-    """Blocking. `promised`: a position below which all was flushed, from another place."""
+    """Blocking. `promised`: a position below which everything was flushed (promises file)."""
     segments, unused, damage = _open_segments(files)
     ends, void = _void_ranges([segment.header for segment in segments])
     pieces: list[_Piece] = []
@@ -132,13 +132,13 @@ def _open_segments(files: LogFiles) -> tuple[list[FoundSegment], list[str], list
         file.close()
         if header is None:
             damage.append(f"the header of {name} is damaged")
-        else:  # it was about to be recycled, and its old name came back
+        else:  # it was being recycled, and the crash restored its old name
             unused.append(name)
     return sorted(found, key=lambda segment: segment.header.number), unused, damage
 
 
 def _void_ranges(headers: list[SegmentHeader]) -> tuple[dict[int, int], set[int]]:
-    """Where segments end and which ones do not count, as later headers say."""
+    """Where segments end and which ones are void, according to later headers."""
     ends: dict[int, int] = {}
     void: set[int] = set()
     for header in headers:
@@ -171,7 +171,7 @@ def _pieces(segment: FoundSegment, content: bytes, end: int | None) -> Iterator[
 
 
 def _next_frame(salt: int, content: bytes, number: int, start: int, end: int) -> int | None:
-    """The offset of the next frame with a sound header. Frames start at sectors."""
+    """The offset of the next frame with a valid header. Frames start at sector boundaries."""
     pattern = salt.to_bytes(8, "little")
     at = content.find(pattern, start, end)
     while at >= 0:
@@ -186,7 +186,7 @@ def _next_frame(salt: int, content: bytes, number: int, start: int, end: int) ->
 def _join(
     pieces: list[_Piece], flushed: int, damage: list[str]
 ) -> tuple[dict[int, list[LogRecord]], int]:
-    """The records that count, and where the log ends."""
+    """The valid records, and where the log ends."""
     records: dict[int, list[LogRecord]] = defaultdict(list)
     end = 0
     for piece in pieces:
