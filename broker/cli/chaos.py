@@ -48,32 +48,32 @@ def chaos() -> None:
 )  # fmt: skip
 @click.option(
     "--nodes", default=3, show_default=True, type=click.IntRange(1, 9),
-    help="How many nodes, in kill-rounds (1 is a single server) and in faults by plan.",
+    help="Number of nodes, for `all`, single faults and kill-rounds (1: a single server).",
 )  # fmt: skip
-@click.option("--seed", type=int, help="Chooses faults, victims and moments. Random if not given.")
+@click.option("--seed", type=int, help="Determines faults, nodes and times. Random if not given.")
 @click.option(
     "--storage", default="file", show_default=True, type=click.Choice(["file", "memory"]),
     help="Storage of the stream; a memory stream does not survive all-kill. Not for kill-rounds.",
 )  # fmt: skip
 @click.option(
     "--minutes", default=1.0, show_default=True, type=click.FloatRange(0.1),
-    help="all, and faults by plan: how long faults are injected.",
+    help="For `all` and single faults: how long to inject faults.",
 )  # fmt: skip
 @click.option(
     "--report", type=click.Path(path_type=Path, file_okay=False),
-    help="all, and faults by plan: a directory for report.html, report.json and junit.xml.",
+    help="For `all` and single faults: write report.html, report.json and junit.xml here.",
 )  # fmt: skip
 @click.option(
-    "--servers", help="all, and faults by plan: addresses of a cluster that is there, with commas."
+    "--servers", help="For `all` and single faults: test this running cluster (URLs, with commas)."
 )
-@click.option("--kube", help="With --servers: the namespace of its pods; faults delete them.")
+@click.option("--kube", help="With --servers: delete pods in this namespace as faults.")
 @click.option(
     "--fault-command",
-    help="With --servers: a command that restarts a node; {node} stands for its name.",
+    help="With --servers: a command that restarts a node, with {node} for its name.",
 )
 @click.option(
     "--previous", type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="all, and upgrade: a directory with the packages of the version before.",
+    help="For `all` and upgrade: a directory with the packages of the previous version.",
 )  # fmt: skip
 @click.option(
     "--peer", type=click.Choice(["nats-server"]), help="Run it against nats-server instead."
@@ -81,9 +81,13 @@ def chaos() -> None:
 @click.option("--nats-server", is_flag=True, help="The same as --peer nats-server.")
 @click.option(
     "--standby", default=3, show_default=True, type=click.IntRange(0, 5),
-    help="all, and faults of a second cluster: how many nodes that has. It holds a mirror.",
+    help="Number of nodes in a second cluster that holds a mirror; 0: none.",
 )  # fmt: skip
-@click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
+@click.option(
+    "--journal",
+    type=click.Path(path_type=Path),
+    help="Write every operation and its result to this file.",
+)
 def chaos_run(
     *, scenario: str, rate: int, rounds: int, seconds: float, nodes: int, seed: int | None,
     storage: str, minutes: float, report: Path | None, nats_server: bool, journal: Path | None,
@@ -242,7 +246,7 @@ def _campaign(settings: CampaignSettings, report: Path | None) -> None:
 
 @chaos.command("self-test")
 @click.argument("bugs", nargs=-1)
-@click.option("--verbose", is_flag=True, help="Say what happens in the runs.")
+@click.option("--verbose", is_flag=True, help="Print the output of the runs.")
 def chaos_self_test(*, bugs: tuple[str, ...], verbose: bool) -> None:
     """Plant BUGS (default: all known ones) in the brokers of a run, one at a time, and check that
     the run reports each of them."""
@@ -275,8 +279,14 @@ def chaos_self_test(*, bugs: tuple[str, ...], verbose: bool) -> None:
 
 
 @chaos.command("damage")
-@click.option("--rounds", default=50, show_default=True, type=click.IntRange(1), help="Damages.")
-@click.option("--seed", type=int, help="Chooses nodes, files and places. Random if not given.")
+@click.option(
+    "--rounds",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many times to damage a file.",
+)
+@click.option("--seed", type=int, help="Determines nodes, files and offsets. Random if not given.")
 def chaos_damage(*, rounds: int, seed: int | None) -> None:
     """Damage random files of one node of three, and check that it heals by itself."""
     import random
@@ -295,16 +305,26 @@ def chaos_damage(*, rounds: int, seed: int | None) -> None:
 @chaos.command("sim")
 @click.option(
     "--seeds", default=200, show_default=True, type=click.IntRange(1),
-    help="How many seeds; each is one simulated cluster.",
+    help="How many seeds to run; each is one simulated cluster.",
 )  # fmt: skip
 @click.option("--first", default=1, show_default=True, help="The first seed.")
-@click.option("--seed", type=int, default=None, help="Replay one seed, told as a story.")
-@click.option("--faults", default=None, help="With --seed: only these faults, such as 0,3,7.")
-@click.option("--workload", multiple=True, help="Only this work. May be repeated.")
+@click.option(
+    "--seed", type=int, default=None, help="Replay one seed and print what happens, step by step."
+)
+@click.option(
+    "--faults", default=None, help="With --seed: inject only these faults, by number (0,3,7)."
+)
+@click.option("--workload", multiple=True, help="Run only this workload; may be repeated.")
 @click.option("--bug", default=None, help="With --seed: plant this bug in the broker.")
-@click.option("--shrink", is_flag=True, help="With --seed: leave out what the failure needs not.")
-@click.option("--jobs", default=2, show_default=True, type=click.IntRange(1, 64), help="Processes.")
-@click.option("--raft", is_flag=True, help="Raft alone: single messages lost, repeated, reordered.")
+@click.option(
+    "--shrink", is_flag=True, help="With --seed: find the smallest set of faults that still fails."
+)
+@click.option(
+    "--jobs", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of processes."
+)
+@click.option(
+    "--raft", is_flag=True, help="Simulate Raft alone, with messages lost, repeated and reordered."
+)
 def chaos_sim(
     *, seeds: int, first: int, seed: int | None, faults: str | None, workload: tuple[str, ...],
     bug: str | None, shrink: bool, jobs: int, raft: bool,

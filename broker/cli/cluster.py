@@ -30,7 +30,7 @@ PATIENCE_S = 10.0  # how long a lost connection is tried again
 NOT_A_CLUSTER_HERE = 10008
 NOT_ENABLED = 10039
 wait_option = click.option(
-    "--wait", "wait_ns", type=DURATION, help="Wait until it is done, for so long."
+    "--wait", "wait_ns", type=DURATION, help="Wait at most this long until it is complete."
 )
 
 Status = dict[str, Any]

@@ -45,8 +45,10 @@ def context() -> None:
 @context.command("save")
 @click.argument("name")
 @_fields
-@click.option("--tls-first", is_flag=True, help="TLS handshake before the server's first line.")
-@click.option("--select", "selected", is_flag=True, help="Use it from now on.")
+@click.option(
+    "--tls-first", is_flag=True, help="Start TLS before the server's INFO line (handshake_first)."
+)
+@click.option("--select", "selected", is_flag=True, help="Select this context.")
 def context_save(*, name: str, tls_first: bool, selected: bool, **given: str | None) -> None:
     """Save a context. What is not given keeps its value if the context exists."""
     before: contexts.Context = contexts.load(name) if name in contexts.names() else {}

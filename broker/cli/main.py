@@ -50,9 +50,9 @@ COMMANDS = {
     "info": ("broker.cli.messages.probes", "Show the server and the account of this connection."),
     "context": ("broker.cli.context", "Saved servers and logins, shared with the `nats` tool."),
     "server": ("broker.cli.operations.server", "Show servers and their health; checks."),
-    "account": ("broker.cli.operations.account", "What an account may use, and what it uses."),
+    "account": ("broker.cli.operations.account", "Show the limits of accounts and their use."),
     "top": ("broker.cli.operations.top", "The busiest streams, live."),
-    "graph": ("broker.cli.operations.top", "Draw how many messages a stream gets."),
+    "graph": ("broker.cli.operations.top", "Draw the message rate of a stream."),
     "migrate": (
         "broker.cli.operations.migrate",
         "Copy all streams with their consumers to other servers.",

@@ -44,14 +44,14 @@ def scan() -> None:
 @click.argument("name")
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json", "parquet"]), default="table",
-    show_default=True, help="What is written.",
+    show_default=True, help="Output format.",
 )  # fmt: skip
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to this file, which parquet needs.",
+    help="Write to this file (required for parquet).",
 )  # fmt: skip
-@click.option("--first", type=AT_LEAST_ONE, default=1, help="Begin at this sequence.")
-@click.option("--count", type=AT_LEAST_ONE, help="At most so many messages.")
+@click.option("--first", type=AT_LEAST_ONE, default=1, help="Start at this sequence.")
+@click.option("--count", type=AT_LEAST_ONE, help="Maximum number of messages.")
 @click.option("--subject", default="", help="Only messages on this subject (wildcards work).")
 @connects
 def cat(
@@ -124,7 +124,7 @@ def _text(data: bytes) -> str:
     "--monitor",
     default="http://127.0.0.1:8222",
     show_default=True,
-    help="Monitoring addresses of the nodes, separated by commas.",
+    help="Monitoring URLs of the nodes, separated by commas.",
 )
 @json_option
 def ls(*, monitor: str, as_json: bool) -> None:

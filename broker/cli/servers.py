@@ -43,7 +43,7 @@ def serve(flags: tuple[str, ...]) -> None:
 
 @click.command()
 @click.option(
-    "--nodes", type=click.IntRange(1, 9), help="How many nodes.  [default: as before, or 3]"
+    "--nodes", type=click.IntRange(1, 9), help="Number of nodes.  [default: as before, or 3]"
 )
 @click.option(
     "--dir",
@@ -56,8 +56,8 @@ def serve(flags: tuple[str, ...]) -> None:
     "--port", type=click.IntRange(1, 61000),
     help="Client port of the first node.  [default: as before, or 4222]",
 )  # fmt: skip
-@click.option("--detach", is_flag=True, help="Leave them running and return.")
-@click.option("--fresh", is_flag=True, help="Remove the data of an earlier run first.")
+@click.option("--detach", is_flag=True, help="Run the nodes in the background.")
+@click.option("--fresh", is_flag=True, help="First delete the data of an earlier run.")
 def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fresh: bool) -> None:
     """Start nodes on this machine; nodes that are running already are left alone. Client ports
     count up from --port, monitoring ports from --port + 4000, route ports from --port + 2000.
@@ -164,7 +164,11 @@ def _operator_password(place: Path) -> str:
 @click.command()
 @click.argument("nodes", nargs=-1)
 @click.option(
-    "--dir", "directory", default="run", show_default=True, help="The directory given to `up`."
+    "--dir",
+    "directory",
+    default="run",
+    show_default=True,
+    help="The directory that was given to `up`.",
 )
 @click.option("--kill", is_flag=True, help="Use kill -9, like a crash.")
 @click.option("--leader-of", metavar="STREAM", help="Stop the node that leads this stream.")

@@ -47,15 +47,23 @@ def kv() -> None:
 
 @kv.command("add")
 @bucket_argument
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 5), help="Copies.")
+@click.option(
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 5),
+    help="Number of replicas.",
+)
 @click.option(
     "--history", default=1, show_default=True, type=click.IntRange(1, 64),
-    help="Values kept of every key.",
+    help="How many values to keep per key.",
 )  # fmt: skip
-@click.option("--ttl", "ttl_ns", type=DURATION, default=0, help="After so long, a value goes.")
+@click.option(
+    "--ttl", "ttl_ns", type=DURATION, default=0, help="Delete values that are older than this."
+)
 @click.option(
     "--storage", type=click.Choice(["file", "memory"]), default="file", show_default=True,
-    help="Where values are kept.",
+    help="Keep values in files or in memory.",
 )  # fmt: skip
 @connects
 def kv_add(
@@ -137,7 +145,11 @@ def kv_keys(*, bucket: str, to: Destination, as_json: bool) -> None:
 @bucket_argument
 @key_argument
 @click.argument("value", required=False)
-@click.option("--revision", type=click.IntRange(0), help="Only if this is the key's last revision.")
+@click.option(
+    "--revision",
+    type=click.IntRange(0),
+    help="Write only if this is the key's last revision; 0: only a new key.",
+)
 @connects
 def kv_put(
     *, bucket: str, key: str, value: str | None, revision: int | None, to: Destination,
@@ -157,8 +169,8 @@ def kv_put(
 @kv.command("get")
 @bucket_argument
 @key_argument
-@click.option("--revision", type=AT_LEAST_ONE, help="This revision instead of the last one.")
-@click.option("--raw", is_flag=True, help="The bytes as they are, without a line end.")
+@click.option("--revision", type=AT_LEAST_ONE, help="Get this revision instead of the last one.")
+@click.option("--raw", is_flag=True, help="Print the bytes unchanged, without a line end.")
 @connects
 def kv_get(
     *, bucket: str, key: str, revision: int | None, raw: bool, to: Destination, as_json: bool

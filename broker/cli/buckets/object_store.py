@@ -43,11 +43,19 @@ def object() -> None:
 
 @object.command("add")
 @bucket_argument
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 5), help="Copies.")
-@click.option("--ttl", "ttl_ns", type=DURATION, default=0, help="After so long, a file goes.")
+@click.option(
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 5),
+    help="Number of replicas.",
+)
+@click.option(
+    "--ttl", "ttl_ns", type=DURATION, default=0, help="Delete files that are older than this."
+)
 @click.option(
     "--storage", type=click.Choice(["file", "memory"]), default="file", show_default=True,
-    help="Where files are kept.",
+    help="Keep the store on disk or in memory.",
 )  # fmt: skip
 @connects
 def object_add(
@@ -116,7 +124,7 @@ def object_info(*, bucket: str, name: str, to: Destination, as_json: bool) -> No
 @object.command("put")
 @bucket_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Its name in the store; the path of the file if not given.")
+@click.option("--name", help="Name of the object; by default the path of the file.")
 @connects
 def object_put(
     *, bucket: str, file: Path, name: str | None, to: Destination, as_json: bool
@@ -144,7 +152,7 @@ def object_put(
 @click.argument("name")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to; its name in this directory if not given.",
+    help="File to write; by default the name of the object, in this directory.",
 )  # fmt: skip
 @connects
 def object_get(

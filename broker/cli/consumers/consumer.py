@@ -41,8 +41,8 @@ def consumer() -> None:
 @click.argument("stream_name", metavar="STREAM", required=False)
 @click.argument("name", required=False)
 @consumer_options
-@click.option("--pull", is_flag=True, help="Messages are fetched; the default without --target.")
-@click.option("--ephemeral", is_flag=True, help="The server forgets it when nobody uses it.")
+@click.option("--pull", is_flag=True, help="Clients fetch messages (the default without --target).")
+@click.option("--ephemeral", is_flag=True, help="Delete the consumer when nobody uses it.")
 @connects
 def consumer_add(
     *, stream_name: str | None, name: str | None, file: Path | None, pull: bool, ephemeral: bool,
@@ -136,7 +136,7 @@ def consumer_copy(
 
 @consumer.command("ls")
 @stream_argument
-@click.option("--names", is_flag=True, help="Only the names.")
+@click.option("--names", is_flag=True, help="Print the names only.")
 @connects
 def consumer_ls(*, stream_name: str, names: bool, to: Destination, as_json: bool) -> None:
     """List the consumers of a stream."""

@@ -28,10 +28,10 @@ BATCH = 100
 ENDED = (404, 408)  # a pull without messages, or at its end
 _ANSWERS = {"ack": b"+ACK", "nak": b"-NAK", "term": b"+TERM", "none": b""}
 stream_argument = click.argument("stream_name", metavar="STREAM")
-raw_option = click.option("--raw", is_flag=True, help="The payloads alone, each with a line end.")
+raw_option = click.option("--raw", is_flag=True, help="Print the payloads only, one per line.")
 answer_option = click.option(
     "--answer", type=click.Choice([*_ANSWERS]), default="ack", show_default=True,
-    help="What the consumer is told about each message.",
+    help="How to answer each message.",
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def _ack_flag(command: Callable[..., Any]) -> Callable[..., Any]:
 @stream_argument
 @click.argument("name")
 @click.option(
-    "--count", default=1, show_default=True, type=AT_LEAST_ONE, help="How many messages at most."
+    "--count", default=1, show_default=True, type=AT_LEAST_ONE, help="Maximum number of messages."
 )
 @answer_option
 @_ack_flag
@@ -89,7 +89,9 @@ def consumer_next(
 @stream_argument
 @click.argument("name")
 @click.option("--count", type=AT_LEAST_ONE, help="Stop after this many messages.")
-@click.option("--wait", "wait_ns", type=DURATION, help="Stop when none came for so long.")
+@click.option(
+    "--wait", "wait_ns", type=DURATION, help="Stop when no message arrived for this long."
+)
 @answer_option
 @_ack_flag
 @raw_option

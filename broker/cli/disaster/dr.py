@@ -41,11 +41,11 @@ COPIED: Final = (
 
 Config = dict[str, Any]
 stream_argument = click.argument("stream")
-active_option = click.option("--active", required=True, help="Servers where it is written.")
-standby_option = click.option("--standby", required=True, help="Servers that hold the copy.")
+active_option = click.option("--active", required=True, help="Servers of the active stream.")
+standby_option = click.option("--standby", required=True, help="Servers of the standby copy.")
 wait_option = click.option(
     "--wait", "wait_ns", type=DURATION, default="10m", show_default=True,
-    help="Until the copy is complete.",
+    help="How long to wait for the copy to catch up.",
 )  # fmt: skip
 
 
@@ -91,7 +91,9 @@ def dr() -> None:
 @stream_argument
 @active_option
 @standby_option
-@click.option("--remote", required=True, help="Name of the active cluster in `remotes` there.")
+@click.option(
+    "--remote", required=True, help="Name of the active cluster in `remotes` of the standby."
+)
 @wait_option
 @json_option
 def protect(
@@ -128,8 +130,8 @@ def status(*, stream: str, active: str, standby: str, as_json: bool) -> None:
 @dr.command("failover")
 @stream_argument
 @standby_option
-@click.option("--active", default="", help="Servers where the stream is written.")
-@click.option("--lost", is_flag=True, help="The active side is lost: promote what the copy has.")
+@click.option("--active", default="", help="Servers of the active stream.")
+@click.option("--lost", is_flag=True, help="The active cluster is lost: promote the copy as it is.")
 @wait_option
 @json_option
 def failover(
@@ -151,11 +153,17 @@ def failover(
 
 @dr.command("failback")
 @stream_argument
-@click.option("--active", required=True, help="Servers where the stream is written now.")
-@click.option("--home", required=True, help="Servers where it is to be written again.")
-@click.option("--remote", required=True, help="Name of the active cluster in `remotes` at home.")
-@click.option("--back", required=True, help="Name of the home cluster in `remotes` at the active.")
-@click.option("--discard", is_flag=True, help="Delete what only the old stream at home has.")
+@click.option("--active", required=True, help="Servers of the active stream.")
+@click.option("--home", required=True, help="Servers that the stream returns to.")
+@click.option(
+    "--remote", required=True, help="Name of the active cluster in `remotes` of the home cluster."
+)
+@click.option(
+    "--back", required=True, help="Name of the home cluster in `remotes` of the active cluster."
+)
+@click.option(
+    "--discard", is_flag=True, help="Delete the old stream at home, with messages that only it has."
+)
 @wait_option
 @json_option
 def failback(

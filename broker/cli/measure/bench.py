@@ -20,7 +20,7 @@ size_option = click.option(
 )  # fmt: skip
 window_option = click.option(
     "--window", default=16_384, show_default=True, type=AT_LEAST_ONE,
-    help="Maximum number of unanswered messages.",
+    help="Maximum number of messages in flight.",
 )  # fmt: skip
 replicas_option = click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 5),
@@ -28,13 +28,13 @@ replicas_option = click.option(
 )  # fmt: skip
 samples_option = click.option(
     "--samples", default=1000, show_default=True, type=AT_LEAST_ONE,
-    help="Operations one after the other, for the latency.",
+    help="Number of single operations that measure the latency.",
 )  # fmt: skip
 
 
 def count_option(default: int) -> Callable[..., Any]:
     return click.option(
-        "--count", default=default, show_default=True, type=AT_LEAST_ONE, help="Messages."
+        "--count", default=default, show_default=True, type=AT_LEAST_ONE, help="Number of messages."
     )
 
 

@@ -29,9 +29,11 @@ _SHOWN = (
 
 
 @click.command()
-@click.option("--system", is_flag=True, help="Events of the system account, too; it needs a user.")
+@click.option(
+    "--system", is_flag=True, help="Also events of the system account; needs a user of it."
+)
 @click.option("--count", type=AT_LEAST_ONE, help="Stop after this many events.")
-@click.option("--wait", "wait_ns", type=DURATION, help="Stop when none came for so long.")
+@click.option("--wait", "wait_ns", type=DURATION, help="Stop when no event arrived for this long.")
 @connects
 def events(
     *, system: bool, count: int | None, wait_ns: int | None, to: Destination, as_json: bool

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 header_option: Callable[..., Any] = click.option(
-    "-H", "--header", "headers", multiple=True, help="Name:value, may be repeated."
+    "-H", "--header", "headers", multiple=True, help="A header as name:value; may be repeated."
 )
 
 

@@ -39,15 +39,19 @@ TOLD_ONE_BY_ONE = 20  # more messages than this are summed up in one line
 )  # fmt: skip
 @click.option("--sleep", "sleep_ns", type=DURATION, help="Wait this long between messages.")
 @header_option
-@click.option("--reply", default="", help="The reply subject of the messages; no ack is awaited.")
+@click.option(
+    "--reply", default="", help="Reply subject of the messages; disables waiting for acks."
+)
 @click.option(
     "--require-ack", is_flag=True, help="Fail unless a stream acknowledges every message."
 )
 @click.option(
     "--send-on", type=click.Choice(["eof", "newline"]), default="eof", show_default=True,
-    help="What standard input has is one message, or every line is one.",
+    help="Send standard input as one message (eof), or each line as one (newline).",
 )  # fmt: skip
-@click.option("--templates/--no-templates", default=True, help="Fill in {{Count}} and the like.")
+@click.option(
+    "--templates/--no-templates", default=True, help="Replace {{Count}} and other templates."
+)
 @connects
 def pub(
     *, subject: str, message: str | None, count: int, sleep_ns: int | None,

@@ -30,10 +30,10 @@ COMMAND_WITHIN_S = 60.0
 @click.option("--count", default=1, show_default=True, type=AT_LEAST_ONE, help="How many requests.")
 @click.option(
     "--replies", default=1, show_default=True, type=click.IntRange(0),
-    help="Answers to wait for; 0 means all that come before the timeout.",
+    help="How many answers to wait for; 0: all until the timeout.",
 )  # fmt: skip
 @header_option
-@click.option("--raw", is_flag=True, help="The payload alone.")
+@click.option("--raw", is_flag=True, help="Print the payload only.")
 @connects
 def request(
     *, subject: str, message: str | None, count: int, replies: int, headers: tuple[str, ...],
@@ -89,11 +89,13 @@ def _answers(
 @click.command()
 @click.argument("subject")
 @click.argument("message", required=False)
-@click.option("--echo", is_flag=True, help="Answer with what the request had.")
-@click.option("--command", help="Answer with what this program prints; it reads the request.")
+@click.option("--echo", is_flag=True, help="Answer with the payload of the request.")
+@click.option(
+    "--command", help="Answer with the output of this program; its standard input is the request."
+)
 @click.option(
     "--queue", default="jetraft-reply", show_default=True,
-    help="Queue group, so that each request gets one answer.",
+    help="Queue group: each request is answered by one member.",
 )  # fmt: skip
 @header_option
 @click.option("--sleep", "sleep_ns", type=DURATION, help="Wait this long before each answer.")

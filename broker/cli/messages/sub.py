@@ -22,9 +22,11 @@ PATIENCE_S = 60.0  # how long a lost connection is tried again
 @click.command()
 @click.argument("subjects", nargs=-1, required=True, metavar="SUBJECT...")
 @click.option("--count", type=AT_LEAST_ONE, help="Stop after this many messages.")
-@click.option("--wait", "wait_ns", type=DURATION, help="Stop when none came for so long.")
-@click.option("--queue", default="", help="Share the messages with this queue group.")
-@click.option("--raw", is_flag=True, help="The payloads alone, each with a line end.")
+@click.option(
+    "--wait", "wait_ns", type=DURATION, help="Stop when no message arrived for this long."
+)
+@click.option("--queue", default="", help="Join this queue group: each message goes to one member.")
+@click.option("--raw", is_flag=True, help="Print the payloads only, one per line.")
 @connects
 def sub(
     *, subjects: tuple[str, ...], count: int | None, wait_ns: int | None, queue: str, raw: bool,

@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 @click.group()
 def account() -> None:
-    """What an account may use, and what it uses."""
+    """Show the limits of accounts and their use."""
 
 
 @account.command("info")

@@ -32,9 +32,9 @@ def check() -> None:
 
 @check.command("connection")
 @click.option("--warn", "warn_ns", type=DURATION, default="500ms", show_default=True,
-              help="A round trip that is too slow.")  # fmt: skip
+              help="Warn if the round trip takes longer.")  # fmt: skip
 @click.option("--critical", "critical_ns", type=DURATION, default="1s", show_default=True,
-              help="One that is far too slow.")  # fmt: skip
+              help="Critical if the round trip takes longer.")  # fmt: skip
 @connects
 def check_connection(*, warn_ns: int, critical_ns: int, to: Destination, as_json: bool) -> None:
     """Whether the server can be reached, and how fast it answers."""
@@ -80,10 +80,15 @@ def check_jetstream(*, warn: int, critical: int, to: Destination, as_json: bool)
 
 @check.command("stream")
 @click.argument("name")
-@click.option("--replicas", type=AT_LEAST_ONE, help="Replicas that must be current.")
-@click.option("--lag", "lag_max", type=click.IntRange(0), help="How far a copy may be behind.")
-@click.option("--min-messages", type=click.IntRange(0), help="Fewer are critical.")
-@click.option("--max-messages", type=click.IntRange(0), help="More are critical.")
+@click.option("--replicas", type=AT_LEAST_ONE, help="Critical with fewer current replicas.")
+@click.option(
+    "--lag",
+    "lag_max",
+    type=click.IntRange(0),
+    help="Critical if a mirror or source is further behind (messages).",
+)
+@click.option("--min-messages", type=click.IntRange(0), help="Critical with fewer messages.")
+@click.option("--max-messages", type=click.IntRange(0), help="Critical with more messages.")
 @connects
 def check_stream(
     *, name: str, replicas: int | None, lag_max: int | None, min_messages: int | None,
@@ -116,9 +121,13 @@ def check_stream(
 @check.command("consumer")
 @click.argument("stream_name", metavar="STREAM")
 @click.argument("name")
-@click.option("--pending", type=click.IntRange(0), help="More to deliver are critical.")
-@click.option("--unacked", type=click.IntRange(0), help="More unacked are critical.")
-@click.option("--redelivered", type=click.IntRange(0), help="More redelivered are critical.")
+@click.option("--pending", type=click.IntRange(0), help="Critical with more messages to deliver.")
+@click.option(
+    "--unacked", type=click.IntRange(0), help="Critical with more messages that are not acked."
+)
+@click.option(
+    "--redelivered", type=click.IntRange(0), help="Critical with more redelivered messages."
+)
 @connects
 def check_consumer(
     *, stream_name: str, name: str, pending: int | None, unacked: int | None,

@@ -44,14 +44,24 @@ Config = dict[str, Any]
 
 @click.command()
 @click.argument("old", metavar="[OLD-URL]", required=False)
-@click.option("--to", "new", help="Servers that get the streams (URLs).")
-@click.option("--to-context", help="The same, as a saved context.")
+@click.option("--to", "new", help="Servers to copy to (URLs).")
+@click.option("--to-context", help="Servers to copy to, as a saved context.")
 @click.option("--stream", "only", multiple=True, help="Only this stream; may be repeated.")
-@click.option("--remote", help="Copy live: name of the old servers in `remotes` of the new ones.")
-@click.option("--replicas", type=click.IntRange(1, 5), help="Replicas there, if not as here.")
-@click.option("--replace", is_flag=True, help="Delete copies of an earlier run first.")
-@click.option("--cut-over", is_flag=True, help="Fence the streams, so that the copies are final.")
-@click.option("--undo", is_flag=True, help="Only remove the fences of an earlier cut-over.")
+@click.option(
+    "--remote", help="Copy live. The name of the old servers in `remotes` of the new ones."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 5),
+    help="Number of replicas on the new servers; by default as on the old ones.",
+)
+@click.option("--replace", is_flag=True, help="First delete copies made by an earlier run.")
+@click.option(
+    "--cut-over", is_flag=True, help="Fence the old streams and let the copies take over."
+)
+@click.option(
+    "--undo", is_flag=True, help="Remove the fences of an earlier cut-over, and do nothing else."
+)
 @yes_option
 @connects
 def migrate(

@@ -39,10 +39,12 @@ class TopState(NamedTuple):
 @click.command()
 @click.option(
     "--interval", "interval_ns", type=DURATION, default="2s", show_default=True,
-    help="Between two samples.",
+    help="Time between two screens.",
 )  # fmt: skip
-@click.option("--count", type=AT_LEAST_ONE, help="End after so many screens.")
-@click.option("--rows", type=AT_LEAST_ONE, default=SHOWN, show_default=True, help="Streams shown.")
+@click.option("--count", type=AT_LEAST_ONE, help="Stop after this many screens.")
+@click.option(
+    "--rows", type=AT_LEAST_ONE, default=SHOWN, show_default=True, help="Number of streams to show."
+)
 @connects
 def top(*, interval_ns: int, count: int | None, rows: int, to: Destination, as_json: bool) -> None:
     """The busiest streams, live: messages and bytes per second. Ctrl-C ends it."""
@@ -135,11 +137,13 @@ def _wait(client: CommandClient, seconds: float) -> None:
 @click.command()
 @click.argument("name")
 @click.option(
-    "--every", "every_ns", type=DURATION, default="1s", show_default=True, help="A column each.",
+    "--every", "every_ns", type=DURATION, default="1s", show_default=True, help="Time per column.",
 )  # fmt: skip
-@click.option("--count", type=AT_LEAST_ONE, default=60, show_default=True, help="Columns.")
 @click.option(
-    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture instead."
+    "--count", type=AT_LEAST_ONE, default=60, show_default=True, help="Number of columns."
+)
+@click.option(
+    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG file instead."
 )
 @connects
 def graph(

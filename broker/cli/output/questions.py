@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 yes_option: Callable[..., Any] = click.option(
-    "-f", "--yes", "--force", is_flag=True, help="Do not ask."
+    "-f", "--yes", "--force", is_flag=True, help="Do not ask for confirmation."
 )
 
 

@@ -36,8 +36,8 @@ DIGEST_KEY = "jetraft_sha256"  # of the archive; the official tool skips it
 @click.command()
 @click.argument("name")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--consumers/--no-consumers", default=True, help="With the consumers' positions.")
-@click.option("--check", is_flag=True, help="The server checks the messages first.")
+@click.option("--consumers/--no-consumers", default=True, help="Include the consumers.")
+@click.option("--check", is_flag=True, help="Let the server verify the messages first.")
 @connects
 def backup(
     *, name: str, folder: Path, consumers: bool, check: bool, to: Destination, as_json: bool
@@ -108,7 +108,7 @@ def download(
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", help="Under another name; its subjects must be free.")
+@click.option("--name", help="Restore under another name; no other stream may have its subjects.")
 @stream_options
 @connects
 def restore(

@@ -24,13 +24,15 @@ from broker.cli.streams.reading import StreamMessage, stored_messages, stored_of
 
 @click.command()
 @click.argument("name")
-@click.option("--seq", type=AT_LEAST_ONE, default=1, help="Begin at this sequence.")
-@click.option("--since", "since_ns", type=DURATION, help="Begin so long ago.")
+@click.option("--seq", type=AT_LEAST_ONE, default=1, help="Start at this sequence.")
+@click.option("--since", "since_ns", type=DURATION, help="Start this long ago.")
 @click.option("--subject", default="", help="Only messages on this subject (wildcards work).")
 @click.option(
-    "--count", type=AT_LEAST_ONE, help="How many; at a terminal a page of 25, elsewhere all."
+    "--count",
+    type=AT_LEAST_ONE,
+    help="Number of messages; by default pages of 25 at a terminal, otherwise all.",
 )
-@click.option("--raw", is_flag=True, help="The payloads alone, each with a line end.")
+@click.option("--raw", is_flag=True, help="Print the payloads only, one per line.")
 @connects
 def view(
     *, name: str, seq: int, since_ns: int | None, subject: str, count: int | None, raw: bool,
@@ -67,8 +69,8 @@ def print_stored(message: StreamMessage, *, as_json: bool, raw: bool) -> None:
 @click.command()
 @click.argument("name")
 @click.argument("sequence", type=AT_LEAST_ONE, required=False)
-@click.option("--last", help="The last message on this subject, instead of a sequence.")
-@click.option("--raw", is_flag=True, help="The payload alone, without a line end.")
+@click.option("--last", help="Get the last message on this subject instead of a sequence.")
+@click.option("--raw", is_flag=True, help="Print the payload only, without a line end.")
 @connects
 def get(
     *, name: str, sequence: int | None, last: str | None, raw: bool, to: Destination,
@@ -90,7 +92,7 @@ def get(
 @click.command()
 @click.argument("name")
 @click.argument("sequence", type=AT_LEAST_ONE)
-@click.option("--no-erase", is_flag=True, help="Do not overwrite it on disk.")
+@click.option("--no-erase", is_flag=True, help="Do not overwrite the message on disk.")
 @yes_option
 @connects
 def rm_msg(

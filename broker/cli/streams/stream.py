@@ -134,7 +134,7 @@ def stream_copy(
 
 @stream.command("ls")
 @click.option("--subject", default="", help="Only streams that store this subject.")
-@click.option("--names", is_flag=True, help="Only the names.")
+@click.option("--names", is_flag=True, help="Print the names only.")
 @connects
 def stream_ls(*, subject: str, names: bool, to: Destination, as_json: bool) -> None:
     """List streams."""
@@ -174,7 +174,7 @@ def _print_list(found: list[Config], *, empty: str) -> None:
 @stream.command("report")
 @click.option(
     "--sort", type=click.Choice(["name", "messages", "bytes", "consumers"]), default="bytes",
-    show_default=True, help="The largest first.",
+    show_default=True, help="Sort by this column, largest first.",
 )  # fmt: skip
 @connects
 def stream_report(*, sort: str, to: Destination, as_json: bool) -> None:
@@ -222,20 +222,20 @@ def _members(info: Config) -> str:
 
 
 @stream.command("find")
-@click.option("--subject", default="", help="That store this subject.")
-@click.option("--empty", is_flag=True, help="Without messages.")
-@click.option("--unused", is_flag=True, help="Without consumers.")
-@click.option("--idle", "idle_ns", type=DURATION, help="That got no message for so long.")
-@click.option("--replicas", type=AT_LEAST_ONE, help="With so many replicas.")
-@click.option("--leader", default="", help="Led by this server.")
-@click.option("--messages", type=AT_LEAST_ONE, help="With at least so many messages.")
-@click.option("--invert", is_flag=True, help="Those for which it is not so.")
+@click.option("--subject", default="", help="Streams that store this subject.")
+@click.option("--empty", is_flag=True, help="Streams without messages.")
+@click.option("--unused", is_flag=True, help="Streams without consumers.")
+@click.option("--idle", "idle_ns", type=DURATION, help="Streams that got no message for this long.")
+@click.option("--replicas", type=AT_LEAST_ONE, help="Streams with this many replicas.")
+@click.option("--leader", default="", help="Streams led by this server.")
+@click.option("--messages", type=AT_LEAST_ONE, help="Streams with at least this many messages.")
+@click.option("--invert", is_flag=True, help="Streams that do not match all conditions.")
 @connects
 def stream_find(
     *, subject: str, empty: bool, unused: bool, idle_ns: int | None, replicas: int | None,
     leader: str, messages: int | None, invert: bool, to: Destination, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find streams for which all of the conditions hold."""
+    """Find streams that match all conditions."""
     now = time.time()
     with connected(to) as client:
         on_subject = set(api.stream_names(client, subject)) if subject else None
@@ -260,7 +260,11 @@ def stream_find(
 
 @stream.command("info")
 @click.argument("name")
-@click.option("--subjects", "pattern", help="Count the messages of these subjects (wildcards).")
+@click.option(
+    "--subjects",
+    "pattern",
+    help="Count the messages per subject, for subjects that match (wildcards work).",
+)
 @connects
 def stream_info(*, name: str, pattern: str | None, to: Destination, as_json: bool) -> None:
     """Show a stream: its configuration, contents and replicas."""
@@ -281,7 +285,7 @@ def stream_info(*, name: str, pattern: str | None, to: Destination, as_json: boo
 @click.argument("name")
 @click.option("--subject", help="Only messages on this subject (wildcards work).")
 @click.option("--seq", type=AT_LEAST_ONE, help="Only messages before this sequence.")
-@click.option("--keep", type=AT_LEAST_ONE, help="Keep this many of the newest.")
+@click.option("--keep", type=AT_LEAST_ONE, help="Keep this many of the newest messages.")
 @yes_option
 @connects
 def stream_purge(
@@ -307,7 +311,7 @@ def stream_purge(
 @yes_option
 @connects
 def stream_seal(*, name: str, yes: bool, to: Destination, as_json: bool) -> None:
-    """Make a stream read only, for good: no message comes in, none goes."""
+    """Make a stream read-only for good: no message can be added or removed."""
     confirm(f"Seal {name}? This cannot be undone.", yes=yes)
     with connected(to) as client:
         config = api.stream_info(client, name)["config"]

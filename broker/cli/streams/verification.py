@@ -23,7 +23,9 @@ from broker.cli.streams.reading import stored_messages
 @click.command()
 @click.argument("name")
 @click.option("--against", help="Compare with the stream of this name on these servers (URLs).")
-@click.option("--against-context", help="Compare with that of this saved context.")
+@click.option(
+    "--against-context", help="Compare with the stream on the servers of this saved context."
+)
 @connects
 def verify(
     *, name: str, against: str | None, against_context: str | None, to: Destination, as_json: bool
