@@ -1,7 +1,7 @@
 """JetStream on one node, assembled: the API, monitoring and bulk reads on top of its streams.
 
-Owns: building and wiring these parts; stream_node.py does the same for the parts below them.
-Nothing else constructs a part or hands one to another.
+Owns: building and wiring these parts; stream_node.py does the same for the parts below them. No
+other module constructs a part or passes one to another.
 May not touch: how any of them works. Imported only where JetStream is enabled, so that a plain
 cluster node starts without it."""
 
@@ -214,8 +214,8 @@ class JetStream:
         )
 
     def _held_here(self) -> list[Assignment]:
-        """The streams of which this node is a member, and shall stay one; also those of which its
-        former incarnation was one: they have a replica less until it is rebuilt here."""
+        """The streams of which this node holds, and should keep, a replica; including those of its
+        previous incarnation, which lack a replica until it is rebuilt here."""
         node, table = self._node.mesh.node, self._node.assignments
         ours = {node, *table.nodes.former(node)}
         return [a for a in table if node in a.peers and not ours.isdisjoint(a.members)]
@@ -316,7 +316,7 @@ class JetStream:
         self._node.late_replies.holding = True
 
     def all_delivered(self) -> bool:
-        """Whether every publish is answered, and every answer found its client."""
+        """Whether every publish is answered, and every answer was delivered to its client."""
         return self._node.late_replies.all_delivered() and self.all_answered()
 
     async def stop(self) -> None:
@@ -333,11 +333,12 @@ class JetStream:
         return self._node.replicas.of_stream(account, stream)
 
     def host_statistics(self) -> HostStatistics:
-        """Of all Raft groups of this node. For the simulator, which counts rare events."""
+        """Statistics of the Raft host. For the simulator, which counts rare events."""
         return self._node.host.statistics()
 
     def voters(self) -> list[tuple[NodeId, ...]]:
-        """Of every Raft group of this node. For the simulator, which may wipe this node's disk."""
+        """The voters of every Raft group of this node. For the simulator, which may wipe the disk
+        of this node."""
         host = self._node.host
         return [host.status(group).core.voters for group in host.groups()]
 
@@ -420,7 +421,8 @@ def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """The data of this node, opened before anything is told to peers: it says who we are."""
+    """The data of this node. It contains the node's identity, so it is opened before peers are
+    contacted."""
 
     directory: Path
     storage: ReplicaStorage

@@ -1,4 +1,4 @@
-"""Large blocks move out of files with little left in them, so that the files can be removed.
+"""Moves live blocks out of block files that are mostly garbage, so that the files can be removed.
 
 Owns: the task that empties files.
 May not touch: what the state refers to (broker.store.state_db), the files (broker.store.values).
@@ -19,8 +19,8 @@ from raft.store.records import StoreFailed
 
 logger = logging.getLogger("jetraft.cluster")
 
-CHECK_EVERY_S: Final = 1.0  # one file is emptied in this time at most
-MOVED_BYTES: Final = 4 << 20  # in one job
+CHECK_EVERY_S: Final = 1.0  # at most one file is emptied per interval
+MOVED_BYTES: Final = 4 << 20  # moved in one job
 AFTER_ERROR_S: Final = 10.0
 
 KeepOpen = Callable[[], AbstractContextManager[None]]
@@ -50,8 +50,8 @@ class BlockMoves:
                 await asyncio.sleep(AFTER_ERROR_S)
 
     async def empty_all(self) -> None:
-        """Move what is alive out of every file that holds something else: the files go with the
-        next flush of the state. Raises OSError, StoreFailed."""
+        """Move live blocks out of every file that also contains garbage; the files are removed
+        after the next flush of the state. Raises OSError, StoreFailed."""
         values = self._state_db.values
         if values is not None:
             for file in await asyncio.to_thread(values.with_garbage):

@@ -1,6 +1,6 @@
-"""What this node says and does about its clock: log lines, health, leaderships that it gives up.
+"""Watches this node's clock: logs changes, reports health, gives up leaderships when it is wrong.
 
-Owns: when a change is logged, and the transfers of a node whose clock is wrong.
+Owns: when a change is logged, and the leadership transfers of a node whose clock is wrong.
 May not touch: the time of the cluster itself (raft/clock).
 Spec: docs/decisions/0020-cluster-time.md."""
 
@@ -18,7 +18,7 @@ from raft.clock.cluster_time import ClockVerdict
 logger = logging.getLogger("jetraft.cluster")
 
 CHECK_EVERY_S: Final = 1.0  # longer than a transfer of leadership may take
-LEAP_NS: Final = 500_000_000  # in the time between two checks; corrections are smaller
+LEAP_NS: Final = 500_000_000  # a larger change between two checks is a jump, not a correction
 WRONG: Final = "%s: it leads no streams until the clock is set right"
 RIGHT: Final = "the clock of this node agrees with the time of the cluster"
 IN_DOUBT: Final = (
@@ -44,9 +44,9 @@ class ClockWatch:
 
     clock: WatchedClock
     give_up_leadership: Callable[[], None]  # to nodes whose clocks are right
-    stepped: Callable[[], None]  # the time has leaped: timers that wait for a date are wrong
+    stepped: Callable[[], None]  # the time has jumped: timers set for a date must be set again
     steady_ns: Callable[[], int] = boot_ns
-    _distance_ns: int | None = None  # of the time from the steady clock, at the last check
+    _distance_ns: int | None = None  # cluster time minus the steady clock, at the last check
     _said: str | None = None
 
     def trouble(self) -> str | None:

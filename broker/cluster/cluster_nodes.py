@@ -1,6 +1,6 @@
-"""Who belongs to the cluster, assembled: founding, joining, voting, repair, leader balance.
+"""Cluster membership, assembled: founding, joining, voting, repair, leader balance.
 
-Owns: building and starting these parts, and what this node is told about its own membership.
+Owns: building and starting these parts, and reacting to changes of this node's own membership.
 May not touch: how any of them works; the streams of this node (stream_node.py)."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEARN_EVERY_S = 0.05
 
 
 class AdvertisedServer(Protocol):
-    """The server, as far as peers tell clients about it."""
+    """The server, as far as its URLs are advertised to clients."""
 
     lame_duck: bool
     leafs: LeafNodes
@@ -65,10 +65,10 @@ class ClusterNodes:
     meta_requests: MetaRequests
     stored: StoredBytes
     now_ns: Callable[[], int]
-    yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
+    yields: Callable[[NodeId], bool]  # a node whose clock is wrong takes no leadership
     expected_nodes: Callable[[], Collection[NodeId] | None]
-    join_groups: Callable[[Founding], bool]  # whether the streams of an earlier time are known
-    leave_groups: Callable[[], None]  # it was removed
+    join_groups: Callable[[Founding], bool]  # returns whether a stream table is known
+    leave_groups: Callable[[], None]  # called when this node was removed from the cluster
     spawn: Callable[[Awaitable[None], str], object]
     bootstrap: Bootstrap = field(init=False)
     founding: FoundingCalls = field(init=False)
@@ -189,8 +189,9 @@ class ClusterNodes:
             logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
     def enter(self, founding: Founding) -> None:
-        """Join the groups, with the table as it was read from disk. Clients may come at once, but
-        not to a node that has just joined or has given up its table: it knows no streams yet."""
+        """Join the groups, with the table as it was read from disk. Clients are admitted
+        immediately, unless this node has just joined or has given up its table: then it knows no
+        streams yet."""
         self._loads += 1
         self.members.learned.clear()
         if self.join_groups(founding) and self.mesh.node in self.members.nodes:
@@ -200,8 +201,8 @@ class ClusterNodes:
         self.spawn(self._learn_table(self._loads), "learn the stream table")
 
     async def _learn_table(self, load: int) -> None:
-        """The table of this node is that of an earlier time, or empty. Until it is current, it must
-        not say of any stream that it does not exist."""
+        """Wait until the stream table of this node, which is outdated or empty, is current. Until
+        then the node must not answer that a stream does not exist."""
         while load == self._loads:
             try:
                 await self.meta_requests.barrier()
@@ -222,19 +223,19 @@ class ClusterNodes:
             logger.info("JetStream is ready")
 
     def _belongs(self) -> None:
-        """This node is a member and knows the streams: clients may come."""
+        """This node is a member and knows the streams: advertise it to clients."""
         self.members.founded.set()
         if not self.server.lame_duck:
             self.mesh.tell(urls=self.server.client_urls(), ws_urls=self.server.ws_urls())
 
     def _expelled(self) -> None:
-        """This incarnation was removed from the cluster. It holds nothing any more, and sends its
-        clients elsewhere. Its data stays on its disk."""
+        """This incarnation was removed from the cluster. It holds no replicas any more, and sends
+        its clients elsewhere. Its data stays on disk."""
         if self.members.removed:
             return
         self.members.removed = True
         self.members.founded.clear()
-        self._loads += 1  # nothing more is learned
+        self._loads += 1  # ends `_learn_table`
         logger.error(
             "this node was removed from the cluster: it holds no streams and refuses JetStream "
             "requests. To let it join again, stop it and clear its store directory"

@@ -88,9 +88,9 @@ def store_directory(configured: str) -> Path:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename the directory, or delete it if the disk has not as much space again. Its new name is
-    on disk when this returns. The newest one is kept, for what may be read from it; earlier ones
-    are deleted, so that damage does not fill the disk."""
+    """Rename the directory, or delete it if the disk has no space for a second one. Its new name is
+    on disk when this returns. Only the newest one is kept, for what may be read from it; earlier
+    ones are deleted, so that damage does not fill the disk."""
     earlier = sorted(path.parent.glob(f"{path.name}.damaged-*"), key=_number)
     for directory in earlier:
         shutil.rmtree(directory, ignore_errors=True)

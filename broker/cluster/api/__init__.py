@@ -1,6 +1,6 @@
 """The JetStream API: which node answers a request, and how.
 
-Begin with `jetstream_api.py` (every request of a client arrives there). `stream_api.py` answers
-what concerns the table of streams, `leader_api.py` what concerns one stream at its leader,
+Start reading with `jetstream_api.py`, where every request of a client arrives. `stream_api.py`
+answers requests about the table of streams, `leader_api.py` those about one stream at its leader,
 `message_gets.py` and `direct_get.py` gets of stored messages, `backup.py` and `restore.py`
-snapshots of streams, `scan_plan.py` bulk reads."""
+snapshots of streams, `scan_plan.py` plans of bulk reads."""

@@ -1,9 +1,9 @@
 """Backup: snapshots of streams, sent to a client chunk by chunk.
 
-Owns: the exchange with one client per snapshot: its window, its timeouts, its end.
+Owns: the transfer to one client per snapshot: its window, its timeouts, its end.
 May not touch: the layout of the archive (broker/jetstream/stream/archive.py), the stream's state.
-The leader sends. Blocks are read one at a time while the client takes them: a message removed
-meanwhile may or may not be in the archive, one published meanwhile is not.
+The leader sends the snapshot. Blocks are read one at a time as the client acknowledges chunks: a
+message removed meanwhile may or may not be in the archive, one published meanwhile is not.
 Spec: NATS JetStream API, STREAM.SNAPSHOT."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHUNK_DEFAULT, CHUNK_MIN, CHUNK_MAX = 128 << 10, 1 << 10, 1 << 20
 WINDOW_DEFAULT, WINDOW_MIN, WINDOW_MAX = 8 << 20, 1 << 10, 32 << 20
 INTEREST_WITHIN_S = 2.0
 PROGRESS_WITHIN_S = 5.0
-SNAPSHOTS_MAX = 16  # at once, per node; more are refused
+SNAPSHOTS_MAX = 16  # concurrent, per node; more are refused
 SNAPSHOTS_PER_ACCOUNT_MAX = 8
 
 DONE = b"NATS/1.0 204\r\n\r\n"
@@ -50,7 +50,7 @@ NO_FLOW = b"NATS/1.0 408 No Flow Response\r\n\r\n"
 
 
 class ClientGone(Exception):
-    """The client has disconnected or does not answer; `status` is sent to it nevertheless."""
+    """The client has disconnected or does not answer; `status` is sent to it anyway."""
 
     def __init__(self, status: bytes) -> None:
         super().__init__(status.decode().splitlines()[0])
@@ -75,7 +75,7 @@ class Snapshots:
     running: Counter[str] = field(default_factory=Counter)  # by account
 
     def begin(self, replica: Replica, request: SnapshotRequest) -> bytes:
-        """The answer to the request; a task sends the chunks."""
+        """Start a task that sends the chunks. Returns the answer to the request."""
         account = replica.account.name
         taken = self.running[account]
         if taken >= SNAPSHOTS_PER_ACCOUNT_MAX or self.running.total() >= SNAPSHOTS_MAX:
@@ -122,7 +122,7 @@ class SnapshotTransfer:
     _acked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> str:
-        """Send the snapshot. If that fails, tell the client the reason and return it; "" when
+        """Send the snapshot. If that fails, send the reason to the client and return it; "" when
         complete."""
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
         prefix = f"$JS.SNAPSHOT.ACK.{self.replica.name}.{token}"
@@ -145,8 +145,8 @@ class SnapshotTransfer:
         return reason
 
     async def _wait_interest(self) -> None:
-        """A client may subscribe a moment after it got the answer. A wildcard subscription for
-        replies in general, which it may have had before, does not count."""
+        """Wait for the client's subscription, which may come a moment after our answer. A wildcard
+        subscription for replies in general, which it may have had before, does not count."""
         deadline = asyncio.get_running_loop().time() + INTEREST_WITHIN_S
         deliver_to = self.request.deliver_subject.encode()
         account = self.replica.account

@@ -32,11 +32,11 @@ from broker.wire import headers as wire_headers
 
 Answer = tuple[bytes, bytes]  # headers, payload
 MULTI_LAST_MAX = 1024
-# An answer is built in memory: a longer batch ends early. Its last message says how
-# many messages are left, so a client that wants more asks again.
+# An answer is built in memory, so a longer batch ends early. Its last message says how many
+# messages are left, so that the client can ask again.
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
-_DIGITS_MAX = 19  # with fewer digits, it is a sequence that a stream can have
+_DIGITS_MAX = 19  # a number with fewer digits is a valid sequence
 _ZERO = ord("0")
 _LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
 
@@ -59,8 +59,9 @@ def time_text(ns: int) -> bytes:
 
 
 def refusal(damage: BlockDamaged, held: HeldStream) -> JetStreamError:
-    """The answer of the only replica, which nothing can mend. Raises CallFailed if there are
-    others: it mends itself then, another one leads, and the caller asks again."""
+    """The error to answer with if this is the only replica, which cannot be repaired. Raises
+    CallFailed if there are others: then this replica is rebuilt, another one leads, and the caller
+    asks again."""
     if len(held.holders) > 1:
         raise CallFailed(str(damage)) from damage
     return JetStreamError.of(ErrCode.STREAM_STORE_FAILED, err=str(damage))
@@ -97,14 +98,14 @@ def shown(message: StoredMessage | None, request: MsgGetRequest) -> bytes:
 
 
 def last_of_subject(stream: ReadableStream, subject: bytes) -> Answer:
-    """The answer to a request for the last message of one subject, without other conditions: most
-    gets of a key-value bucket. The subject has no wildcard."""
+    """The answer to a request for the last message of one subject, without other conditions, as
+    most gets of a key-value bucket are. The subject has no wildcard."""
     return _row_answer(stream, stream.store.last_row(subject))
 
 
 def sequence_asked(payload: bytes) -> int:
-    """The sequence, if the request asks for one message by its sequence, and nothing else, as
-    client libraries write it: {"seq":N}. Otherwise 0, and the request has to be parsed."""
+    """The sequence, if the request is exactly {"seq":N}, as client libraries write a get by
+    sequence. Otherwise 0, and the request has to be parsed."""
     if payload[:7] == b'{"seq":' and payload[-1:] == b"}":
         digits = payload[7:-1]
         if digits.isdigit() and len(digits) < _DIGITS_MAX and digits[0] != _ZERO:
@@ -129,7 +130,7 @@ def _row_answer(stream: ReadableStream, found: tuple[Rows, int] | None) -> Answe
 def direct_get(
     stream: ReadableStream, subject: str, headers: bytes, payload: bytes
 ) -> Steps[list[Answer]]:
-    """Everything to send to the requester, in order."""
+    """The answers to send to the requester, in order."""
     if subject and not headers and not payload and not has_wildcard(subject.encode()):
         return [last_of_subject(stream, subject.encode())]
     seq = 0 if subject or headers else sequence_asked(payload)
@@ -151,7 +152,7 @@ def direct_get(
 
 
 class _Batch:
-    """The answers of a batch, each with the number of those that are left."""
+    """The answers of a batch, each with the number of messages that are left."""
 
     def __init__(self, name: str, request: MsgGetRequest) -> None:
         self.answers: list[Answer] = []

@@ -17,7 +17,7 @@ from broker.subjects import Subscription
 
 class JetStreamService(Protocol):
     def subscriptions(self, account: Account) -> list[Subscription]:
-        """Those with which it serves the account."""
+        """The subscriptions by which the service serves the account."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class JetStreamAccounts:
         return account in self._enabled
 
     def serve(self, accounts: Iterable[str], enabled: Iterable[str]) -> None:
-        """In these accounts and no others; `enabled` are those with JetStream."""
+        """Serve exactly these accounts; `enabled` are those with JetStream."""
         self._enabled = frozenset(enabled)
         for account, sub in self._served:
             account.subs.remove(sub)

@@ -3,7 +3,7 @@
 Owns: the service on `$JS.API.>`, `$JS.ACK.>` and `$JS.FC.>` of every account: which node answers
 a request, and sending the answer to the client.
 May not touch: stream state; the leader of a stream answers for it (leader_api.py).
-A request is handled at the node its client is connected to and never travels as a message, so
+A request is handled at the node its client is connected to, and is not routed as a message, so that
 every call works on every node.
 Spec: NATS JetStream API."""
 
@@ -62,16 +62,16 @@ if TYPE_CHECKING:
 API_SUBJECTS = b"$JS.API.>"
 ACK_SUBJECTS = b"$JS.ACK.>"
 
-READS = (DIRECT_GET, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
+READS = (DIRECT_GET, b"$JS.API.STREAM.MSG.GET.")  # a single one may take milliseconds
 NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
-REQUEST_BYTES = 2048  # of a request, besides its body
-HELD_PER_BYTE = 8  # decoded values and the answer, for each byte of a body
-MESSAGE_BYTES = 256 << 10  # of the answer to a get of one message: few are larger
-# Being answered at once; more are dropped, as nats-server does. Accounts share them: one that has
-# none gets an answer however many others wait for theirs.
+REQUEST_BYTES = 2048  # estimated memory of a request, besides its body
+HELD_PER_BYTE = 8  # estimated memory per byte of a body, for decoded values and the answer
+MESSAGE_BYTES = 256 << 10  # estimated size of the answer to a get of one message: few are larger
+# Concurrent requests; more are dropped, as in nats-server. Accounts share them: an account without
+# pending requests is served however many others wait.
 REQUESTS_MAX = 8_000
-REQUESTS_MIN = 64  # that every account may have
+REQUESTS_MIN = 64  # concurrent requests that every account may have
 ANSWER_WITHIN_S = 10.0
 LEADER_WITHIN_S = 5.0
 
@@ -99,8 +99,8 @@ _REPEATABLE = frozenset(
     }
 )  # fmt: skip
 _DELIVERING = (ApiKind.CONSUMER_CREATE, ApiKind.STREAM_SNAPSHOT)
-# Their answer depends on which streams exist: a delete that another node has answered must be
-# applied here first.
+# The answer depends on which streams exist, so a delete that another node has already answered
+# must be applied here first.
 _NEEDS_CURRENT_TABLE = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE})
 
 
@@ -124,7 +124,7 @@ class ApiService:
     budget: RequestBudget
     spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SHARED
-    # Requests answered, and errors among them: of each account, and of all under "".
+    # Requests answered, and errors among them: per account, and in total under "".
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     # The router passes these in whole runs (broker/server/routing/bulk_service.py).
     timed_prefixes: tuple[bytes, ...] = READS
@@ -240,18 +240,19 @@ class ApiService:
         return True
 
     def _without_json(self, call: ApiCall) -> bool:
-        """A pull request or a direct get. False: there is no responder."""
+        """Serve a pull request or a direct get. False: there is no responder."""
         if call.request.kind is ApiKind.CONSUMER_MSG_NEXT:
             return self._pull(call)
         return self.gets.direct(call, partial(self._spawn_get, call))
 
     async def _when_learned(self, call: ApiCall) -> None:
-        """The table of this node is that of an earlier time: no word yet that nobody responds."""
+        """The stream table of this node is outdated: wait for the current one before answering "no
+        responders"."""
         try:
             async with asyncio.timeout(LEADER_WITHIN_S):
                 await self.streams.members.learned.wait()
         except TimeoutError:
-            # Without an answer to a get the client retries. One that pulls may wait for ever.
+            # A get without an answer is retried by the client; a pull might wait forever.
             if call.request.kind is ApiKind.CONSUMER_MSG_NEXT:
                 header = status(LEADERSHIP_CHANGE)
                 self.router.publish(call.account, call.reply, b"", header, b"")
@@ -261,7 +262,7 @@ class ApiService:
             self.router.publish(call.account, call.reply, b"", header, b"")
 
     def _refuse_alias(self, account: Account, subject: bytes, reply: bytes, denied: bytes) -> bool:
-        """The domain's name for a subject must not open what is denied under the subject itself."""
+        """An API subject with the domain must not allow what is denied for the plain subject."""
         request = parse_api_subject(subject, domain=self.domain)
         if reply and request is not None:
             shown = denied.decode(errors="backslashreplace")
@@ -286,12 +287,12 @@ class ApiService:
     async def _budgeted(
         self, call: ApiCall, size: int, place: AbstractAsyncContextManager[None]
     ) -> None:
-        """Answer within the budget in bytes of the connection, the account and the node."""
+        """Answer within the memory budgets of the connection, the account and the node."""
         account = call.account.name
         try:
             async with place, self.budget.holding(account, size * HELD_PER_BYTE):
                 await self._answer(call)
-        except TimeoutError:  # it waited for its turn
+        except TimeoutError:  # in RequestOrder
             unavailable = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=True)
             self._reply(call, encode_error(call.request.kind, unavailable), failed=True)
         finally:
@@ -314,7 +315,7 @@ class ApiService:
             self.budget.answered(call.publisher, size)
 
     def _is_full(self, account: str) -> bool:
-        """Whether an account has its share. Another one that begins gets as much."""
+        """Whether an account has used up its share of the concurrent requests."""
         running = self._running
         share = REQUESTS_MAX // (len(running) + (account not in running))
         return running[account] >= max(share, REQUESTS_MIN)
@@ -388,16 +389,16 @@ class ApiService:
         self._reply(call, body, failed=failed, headers=b"" if failed else headers)
 
     def _is_unknown(self, call: ApiCall) -> bool:
-        """Whether the table of this node lacks the stream. It may lag: only after a barrier may
-        this node say that there is no such stream. After a start it lags by more than what other
-        nodes have answered a moment ago: then also lists of streams wait."""
+        """Whether the table of this node lacks the stream. The table may lag: only after a barrier
+        may this node answer that there is no such stream. After a start it may lag far behind, so
+        that requests for lists of streams wait as well."""
         name = call.request.stream
         if not name:
             return not self.streams.members.learned.is_set()
         return self.assignments.get(call.account.name, name) is None
 
     def _get_here(self, call: ApiCall) -> bool:
-        """Whether this MSG.GET could be answered at once."""
+        """Answer this MSG.GET now, if possible. Returns whether it was."""
         try:
             check_required_level(_required_level(call.headers))
             body = self.gets.get_message(call)
@@ -405,7 +406,7 @@ class ApiService:
             self._reply(call, encode_error(call.request.kind, refused), failed=True)
             return True
         except BlockDamaged:
-            return False  # the task that repeats the read logs it; this connection stays open
+            return False  # the task that retries the read logs the damage
         if body is not None:
             self._reply(call, body, failed=False)
         return body is not None
@@ -413,7 +414,7 @@ class ApiService:
     def _reply(self, call: ApiCall, body: bytes, *, failed: bool, headers: bytes = b"") -> None:
         if call.reply:
             self.router.publish(call.account, call.reply, b"", headers, body)
-        # A read that succeeds does not count as a use of the API.
+        # A successful read is not counted as an API request.
         if call.request.kind is not ApiKind.STREAM_MSG_GET or failed:
             for name in ("", call.account.name):
                 total, errors = self.counts.get(name, (0, 0))
@@ -447,7 +448,7 @@ class ApiService:
 
 
 def answer_bytes(payload: bytes) -> int:
-    """What the answer to a direct get may hold: one message, or a batch of them."""
+    """Estimated size of the answer to a direct get: of one message, or of a batch."""
     several = b"batch" in payload or b"multi_last" in payload
     return BATCH_BYTES_MAX if several else MESSAGE_BYTES
 

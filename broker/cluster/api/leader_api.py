@@ -199,7 +199,8 @@ class LeaderApi:
         return encode_response(kind, Success(success=True))
 
     async def _consumer_info(self, replica: Replica, consumer: Consumer) -> bytes:
-        """The numbers of this moment, once committed: no later leader shows a lower ack floor."""
+        """The current numbers, once they are committed, so that no later leader shows a lower ack
+        floor."""
         await self.wait_current(replica)
         await self._count(replica, consumer)
         shown = self.info.consumer(replica, consumer, shown=True)
@@ -207,13 +208,13 @@ class LeaderApi:
         if acked and shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
             await self._settle(replica)
             if shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
-                # The acks were refused, as on a full disk: the committed numbers are what is left.
+                # The acks were refused, as on a full disk: show the committed numbers.
                 pending = consumer.num_pending()
                 shown = self.info.consumer(replica, consumer, shown=True, fresh_pending=pending)
         return encode_response(ApiKind.CONSUMER_INFO, shown)
 
     async def _settle(self, replica: Replica) -> None:
-        """Wait until what consumers have acknowledged is applied."""
+        """Wait until the acks received so far are applied."""
         if replica.leading is not None:
             replica.leading.propose_changes()
         if not replica.has_unapplied:
@@ -223,12 +224,12 @@ class LeaderApi:
         except CallRefused as refused:
             if not isinstance(refused.__cause__, GroupStopped):
                 raise
-            # As on a full disk: what is applied is all there is to show.
+            # Refused, as on a full disk: show what is applied.
 
     async def wait_current(self, replica: Replica) -> None:
-        """Wait until the local state shows everything that was committed before the call. Usually
-        returns at once, but not after this process was paused or lost its peers for a moment:
-        another node may lead by then. Raises CallRefused when it does."""
+        """Wait until the local state includes everything that was committed before the call.
+        Usually returns immediately, but not after this process was paused or lost its peers for a
+        moment: another node may lead by then. Raises CallRefused if it does."""
         if replica.reads_are_current:
             return
         try:
@@ -241,7 +242,7 @@ class LeaderApi:
 
     async def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
         if replica.stream.config.retention is not Retention.LIMITS:
-            await self._settle(replica)  # a client that has acknowledged expects fewer messages
+            await self._settle(replica)  # acks may remove messages, which a client expects to see
         if not (size := details_bytes(replica, body)):
             return self._encoded_info(replica)
         account = replica.account.name
@@ -262,8 +263,8 @@ class LeaderApi:
         return encode_response(ApiKind.STREAM_INFO, paged or Paged(), info)
 
     def get_message(self, replica: Replica, payload: bytes) -> bytes | None:
-        """MSG.GET of a stream whose reads are current; None if it takes a long search. Raises the
-        JetStreamError to answer."""
+        """The answer to MSG.GET of a stream whose reads are current; None if it needs a long
+        search. Raises the JetStreamError to answer with."""
         body = decode_request(ApiKind.STREAM_MSG_GET, payload, strict=self.strict)
         assert isinstance(body, MsgGetRequest)
         done, message = some_steps(direct.find_message(replica.stream.store, body))
@@ -280,8 +281,8 @@ class LeaderApi:
         return encode_response(ApiKind.STREAM_PURGE, Purged(success=True, purged=purged))
 
     async def _purge_parts(self, replica: Replica, pattern: bytes, body: PurgeRequest) -> int:
-        """What to purge is found here, in steps: replicas apply commands that name a few subjects,
-        or ranges of sequences."""
+        """The leader searches for what to purge, in steps; replicas apply commands that name a few
+        subjects, or ranges of sequences."""
         store, account = replica.stream.store, replica.account.name
         await self.wait_current(replica)
         scope = await self.turns.run(purge_scope(store.index, pattern), account, replica)
@@ -344,8 +345,8 @@ class LeaderApi:
         return b""
 
     async def _serve_check_limits(self, _peer: NodeId, body: bytes) -> bytes:
-        """Before consumer limits are lowered: the refusal, if consumers of the stream exceed the
-        new ones; empty if none does."""
+        """Called before consumer limits are lowered: the error, if consumers of the stream exceed
+        the new limits; empty if none does."""
         group, config = _reconfigured.decode(body)
         replica = self.replicas.led(group)
         if replica is None:
@@ -423,15 +424,14 @@ class LeaderApi:
         return encode_response(ApiKind.CONSUMER_CREATE, shown)
 
     async def _count(self, replica: Replica, *consumers: Consumer) -> None:
-        """Count in steps what their infos show."""
+        """Count num_pending for the infos of these consumers, in steps."""
         for consumer in consumers:
             if replica.leading is not None:
                 steps = replica.leading.counting(consumer.name)
                 await self.turns.run(steps, replica.account.name, replica)
 
     def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:
-        """Only the leader knows whether a subscriber is bound, so this is checked before it is
-        proposed."""
+        """Checked here and not at apply: only the leader knows whether a subscriber is bound."""
         known = replica.stream.consumers.get(name)
         if known is None or known.config.deliver_subject == config.deliver_subject:
             return

@@ -38,7 +38,8 @@ class ApiCall:
 
     @property
     def rules(self) -> PublishRules | None:
-        """What the user may publish to; None: everything, or it comes from another account."""
+        """The user's publish permissions; None: unrestricted, or the request comes from another
+        account."""
         return None if self.publisher is None else self.publisher.rules
 
     def encoded(self) -> bytes:

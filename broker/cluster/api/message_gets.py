@@ -3,9 +3,9 @@
 Owns: whether a get is answered here or by the stream's leader, and the loop that answers many gets
 of single keys together.
 May not touch: how a message is found (direct_get.py).
-A get is answered here when this node leads the stream and its reads are current. A direct get is
-also answered by a replica that follows, if it has applied exactly as much as its leader. Every
-other get is forwarded to the leader.
+A get is answered here if this node leads the stream and its reads are current. A direct get is also
+answered by a follower that has applied exactly as much as its leader. Every other get is forwarded
+to the leader.
 Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ if TYPE_CHECKING:
 
 DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
 DIRECT_WITHIN_S: Final = 2.0
-AT_ONCE_BYTES: Final = 16 * 1024  # answers of this size need no queue: few are under way
+AT_ONCE_BYTES: Final = 16 * 1024  # answers up to this size are written without queueing
 LOOK_BYTES: Final = 64 * 1024  # answered between two reads of the clock
 ANSWERS_PER_STEP: Final = 32  # messages of one batch
 
-# Begins the work of a task. A coroutine that a cancelled task never began would be a warning.
+# Creates the coroutine of a task when the task starts: one that a cancelled task never started
+# would cause a warning.
 StartWork = Callable[[], Awaitable[None]]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -135,9 +136,9 @@ class MessageGets:
         deadline: float,
         otherwise: Callable[[int], bool],
     ) -> tuple[int, list[int]]:
-        """Answer the rows that ask a stream led here for the last message of one subject, or for
-        one by its sequence, and pass the others to `otherwise`. Returns the row reached when the
-        clock showed `deadline`, and the rows that have no responder."""
+        """Answer the rows that ask a stream led here for the last message of one subject, or for a
+        message by sequence, and pass the others to `otherwise`. Returns the row reached at
+        `deadline`, and the rows that have no responder."""
         answers = _Answers(self.router, account)
         missing: list[int] = []
         current: bytes | None = None
@@ -161,7 +162,7 @@ class MessageGets:
                     answer = _simple_get(stream, key if dot else None, payload)
                 except BlockDamaged:
                     unseen += LOOK_BYTES + 1
-                    continue  # the replica mends itself; without an answer the client retries
+                    continue  # the replica will be rebuilt; the client retries without an answer
             if answer is None:
                 answers.send()
                 if not otherwise(row):
@@ -175,7 +176,7 @@ class MessageGets:
         return stop, missing
 
     def answer_one(self, account: Account, message: tuple[bytes, bytes, bytes, bytes]) -> bool:
-        """The same for one request. False: it is not that simple, and nothing was done."""
+        """Like answer_run, for one request. False: it does not qualify, and nothing was done."""
         subject, reply, headers, payload = message
         if headers or not reply:
             return False
@@ -186,7 +187,7 @@ class MessageGets:
         try:
             answer = _simple_get(stream, key if dot else None, payload)
         except BlockDamaged:
-            return True  # the replica mends itself; without an answer the client retries
+            return True  # the replica will be rebuilt; the client retries without an answer
         if answer is None:
             return False
         found, data = answer
@@ -231,8 +232,8 @@ class MessageGets:
 
     def _answering(self, account: str, name: str) -> Assignment | None:
         """The stream of this name, if it allows direct gets. If it is not in this cluster, a mirror
-        of it that may answer in its place: one without a filter, if there is one. A mirror does not
-        answer beside its origin, because it may lack what the origin has acknowledged."""
+        of it that may answer in its place, preferably one without a filter. While the origin is
+        here, its mirrors do not answer: they may lack what the origin has acknowledged."""
         assignment = self.assignments.get(account, name)
         if assignment is not None:
             return assignment if assignment.config.allow_direct else None
@@ -246,8 +247,8 @@ class MessageGets:
     def _answer(
         self, call: ApiCall, stream: ReadableStream, spawn: Callable[[StartWork], None]
     ) -> None:
-        """At once, in the client's time slice; a search that takes longer begins again, within the
-        budget of the account, and in turns."""
+        """Answer now, within the client's time slice. A search that takes longer is started again
+        as a task, in turns and within the account's budget."""
         rest = call.request.rest
         done, answers = some_steps(direct_get(stream, rest, call.headers, call.payload))
         if done and answers is not None and len(answers) <= ANSWERS_PER_STEP:
@@ -273,24 +274,24 @@ class MessageGets:
         await self.leader_api.turns.run(steps, call.account.name, id(call.publisher))
 
     def get_message(self, call: ApiCall) -> bytes | None:
-        """The answer to MSG.GET, if this node can give it at once. It runs in the client's time
-        slice: as tasks, many requests of one client would all run in one turn of the event loop.
-        Raises the JetStreamError to answer with, or BlockDamaged."""
+        """The answer to MSG.GET, if this node can give it now. It runs in the client's time slice:
+        as tasks, many requests of one client would all run in one turn of the event loop. Raises
+        the JetStreamError to answer with, or BlockDamaged."""
         replica = self.replicas.of_stream(call.account.name, call.request.stream)
         if replica is None or replica.leading is None or not replica.reads_are_current:
             return None
         return self.leader_api.get_message(replica, call.payload)
 
     def _only_copy(self, assignment: Assignment, replica: Replica) -> bool:
-        """Whether the disk of this node accepts no writes, so that no node leads the stream, but
-        this node holds the only replica, with everything that was acknowledged. A replica that was
-        opened again has that only after it has led: its log is applied then."""
+        """Whether this node holds the only replica, with everything that was acknowledged, but its
+        disk accepts no writes, so that no node leads the stream. A replica that was reopened has
+        everything only after it has led: by then its log is applied."""
         return assignment.holders == {self.node} and self.disk_failed() and replica.led_last
 
     async def _get_elsewhere(self, call: ApiCall, group: int) -> None:
-        """Answer from the replica of this node as soon as the leader has said that it is current,
-        or ask the leader for the answer. It may be this node, which then first confirms that it
-        still leads."""
+        """Answer from this node's replica once the leader has confirmed that it is current, or
+        forward the request to the leader. The leader may be this node, which then first confirms
+        that it still leads."""
         if not await self._answer_as_follower(call, group):
             await self._ask_leader(call, group)
 
@@ -299,21 +300,22 @@ class MessageGets:
         if replica is None or replica.leading is not None:
             return False
         index = await self.read_indexes.get(group)
-        replica = self.replicas.get(group)  # another one, if it was opened again
+        replica = self.replicas.get(group)  # another object, if it was reopened meanwhile
         if replica is None or index is None or not self.is_level(replica.stream, index):
             return False
         steps = direct_get(replica.stream, call.request.rest, call.headers, call.payload)
         try:
             found = await self.leader_api.turns.run(steps, call.account.name, id(call.publisher))
         except BlockDamaged:
-            return False  # the replica mends itself
+            return False  # the replica will be rebuilt
         await self._in_turns(call, _found(found))
         return True
 
     @staticmethod
     def is_level(stream: AppliedStream, index: Index) -> bool:
-        """Whether a replica that follows shows what its leader shows: not less, and not more. The
-        leader's own disk may be the slowest, and a read after this one must not be older."""
+        """Whether a follower shows exactly what its leader shows. Not less, and not more either:
+        the leader's own disk may be the slowest, and a later read at the leader must not show an
+        older state."""
         return stream.applied == index
 
     async def _ask_leader(self, call: ApiCall, group: int) -> None:
@@ -322,7 +324,7 @@ class MessageGets:
                 group, "direct", call.encoded(), within_s=DIRECT_WITHIN_S
             )
         except (CallFailed, JetStreamError, TimeoutError):
-            return  # without an answer the client retries
+            return  # the client retries without an answer
         await self._in_turns(call, _found(_answers.decode(answer)))
 
     async def _serve(self, _peer: NodeId, body: bytes) -> bytes:
@@ -336,8 +338,8 @@ class MessageGets:
             raise CallFailed(f"{replica.name} is damaged here: {damage}") from damage
 
     async def _ask_index(self, group: int) -> Index:
-        """How far the leader has applied the log of the group. A leader of an older version does
-        not know the question and refuses it."""
+        """The leader's applied index. A leader of an older version does not know this call and
+        refuses it."""
         leader = self.calls.leader(group)
         if leader is None:
             raise CallRefused("no leader is known")
@@ -368,7 +370,7 @@ def _is_filtered(mirror: Assignment) -> bool:
 
 
 def _to_mirror(call: ApiCall, name: str) -> ApiCall:
-    """The same get, of the mirror: its leader finds the stream by the subject."""
+    """The same get with the mirror's name in the subject, by which the leader finds the stream."""
     rest = f".{call.request.rest}" if call.request.rest else ""
     subject = DIRECT_GET + f"{name}{rest}".encode()
     return replace(call, request=replace(call.request, stream=name), subject=subject)

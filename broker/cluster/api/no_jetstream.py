@@ -34,7 +34,7 @@ class NoJetStream:
     kind: SinkKind = SinkKind.SERVICE
 
     def subscriptions(self, account: Account) -> list[Subscription]:
-        """None if the account imports the API of another account, which answers then."""
+        """Empty if the account imports the API of another account, which then answers."""
         imported = (rule.local for rule in account.options.imports if rule.service)
         if any(collides(local, SUBJECTS) for local in imported):
             return []

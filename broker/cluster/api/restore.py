@@ -1,13 +1,13 @@
 """Restore: streams created from an archive that a client sends.
 
-Owns: the exchange with one client per restore, the spooled bytes, and the stream until it is
-complete: it captures no subject before that, and is removed again when the restore fails.
+Owns: the transfer from one client per restore, the spooled bytes, and the stream until it is
+complete: until then it captures no subjects, and it is removed if the restore fails.
 May not touch: the layout of the archive (broker/jetstream/stream/archive.py).
 The messages go through the stream's own log, with their old sequences and times, so that every
 replica has them. A crash during the restore loses the restore and nothing else.
 Bounds: an archive may be small and its content large, so parts are inflated one at a time, on a
-thread, for one restore of an account and two of a node at once; the others wait. An account cannot
-take all restores of a node, and a client that sends without waiting for answers is refused.
+thread, by at most one restore per account and two per node; the others wait. An account cannot use
+all restores of a node, and a client that sends without waiting for answers is refused.
 Spec: NATS JetStream API, STREAM.RESTORE."""
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ if TYPE_CHECKING:
     from broker.accounts import Account
     from broker.server.routing.router import Router
 
-RESTORES_MAX = 16  # at once, per node
+RESTORES_MAX = 16  # concurrent, per node
 RESTORES_PER_ACCOUNT_MAX = 12
 INFLATING_MAX = 2  # restores that have a part in memory
-UNSPOOLED_BYTES_MAX = 32 << 20  # of one restore: what the nats tool may have under way, and more
+UNSPOOLED_BYTES_MAX = 32 << 20  # per restore: more than the nats tool has in flight
 STALLED_AFTER_S = 5.0
 READ_BYTES = 1 << 20
-LOAD_WITHIN_S = 30.0  # for one block, over leader changes
+LOAD_WITHIN_S = 30.0  # for one block, including leader changes
 STATE_ITEMS_MAX = 10_000  # message ids per command
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -128,7 +128,7 @@ class Restores:
 
     @asynccontextmanager
     async def inflating(self, account: str) -> AsyncIterator[None]:
-        """While a part of an archive is in memory."""
+        """Held while a part of an archive is in memory."""
         async with self._turn[account], self._inflating:
             yield
 
@@ -165,7 +165,7 @@ class Restore:
     received_bytes: int = 0
     subject: str = field(init=False)
     _inbox: InternalSubscription = field(init=False)
-    # Bounded by the client's own window: every chunk is answered, and waits here until it is.
+    # Bounded by the client's window: a chunk waits here until it is answered.
     _chunks: asyncio.Queue[tuple[bytes, bytes]] = field(default_factory=asyncio.Queue)
     _unspooled_bytes: int = 0
 
@@ -254,7 +254,7 @@ class Restore:
             )
             await self.reconfigure(assignment)
         except BaseException:
-            # Also when cancelled: an incomplete stream must not be taken for the restored one.
+            # Also when cancelled: an incomplete stream must not be mistaken for the restored one.
             with contextlib.suppress(JetStreamError):
                 await owner.meta_requests.change(
                     RemoveStream(self.account.name, quiet.name, made.created_ns)
@@ -279,7 +279,7 @@ class Restore:
             await self._load_part(group, _encode((group, b"", _encode(state))))
 
     async def _load_part(self, group: int, body: bytes) -> None:
-        """Have the stream's leader propose it. Idempotent."""
+        """Ask the stream's leader to propose it. Idempotent."""
         await self.owner.calls.call(
             group,
             "load",
@@ -291,15 +291,15 @@ class Restore:
 
 
 def _parts(spool: ScratchFile, reader: ArchiveReader) -> Iterator[tuple[Part, bytes]]:
-    """All parts, inflated one after the other. To be run on a thread. Raises BadArchive."""
+    """All parts, inflated one after the other. Runs on a thread. Raises BadArchive."""
     spool.seek(0)
     while data := spool.read(READ_BYTES):
         yield from reader.feed(data)
 
 
 def _checked_head(spool: ScratchFile, config: StreamConfig) -> Head:
-    """Read and check everything once before the stream is created: the archive is a client's.
-    Raises BadArchive, BlockDamaged or JetStreamError."""
+    """Read and check everything once before the stream is created: the archive comes from a client
+    and is not trusted. Raises BadArchive, BlockDamaged or JetStreamError."""
     reader, head = ArchiveReader(config.duplicate_window), None
     for kind, payload in _parts(spool, reader):
         if kind is Part.HEAD:
@@ -316,7 +316,7 @@ def _checked_head(spool: ScratchFile, config: StreamConfig) -> Head:
 
 
 def _check_consumer(image: bytes, stream: StreamConfig) -> None:
-    """Its configuration follows the rules of a create; limits of the account do not count."""
+    """Check the configuration by the rules of a create, except for limits of the account."""
     try:
         name, config = check_image(image)
     except BadImage as error:

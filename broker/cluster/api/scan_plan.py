@@ -2,8 +2,8 @@
 
 Owns: the service on `$JS.API.STREAM.SCAN.PLAN.<stream>`.
 May not touch: the blocks; any replica serves those itself (broker/scan).
-The leader answers while its reads are current, so a plan can be repeated and names everything that
-was acked before it was asked for.
+The leader answers while its reads are current, so that a plan includes everything that was acked
+before the request, and a scan by it can be repeated.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from broker.accounts import Account
 
 PLAN_WITHIN_S: Final = 5.0
-WAITING_MAX: Final = 64  # requests that wait for a message; others are answered at once
-UNDER_WAY_MAX: Final = 256  # requests of one account on one node; beyond it the answer is 503
+WAITING_MAX: Final = 64  # requests that wait for a message; others are answered immediately
+UNDER_WAY_MAX: Final = 256  # concurrent requests per account and node; more are answered with 503
 WAIT_STEP_S: Final = 0.025
 
 _encode = msgspec.json.encode
@@ -111,7 +111,7 @@ class PlanService:
                 )
             _checked(request)
             assignment = await self.lookup.find(account, stream)
-            # An earlier version knows a question of two words only, and no request.
+            # An earlier version only accepts the old form: account and stream.
             words = (account, stream, request.decode()) if request else (account, stream)
             question = msgspec.msgpack.encode(words)
             return await self.calls.call(assignment.group, "plan", question, within_s=PLAN_WITHIN_S)
@@ -143,7 +143,7 @@ class PlanService:
                 name=self.member_name(NodeId(peer)),
                 address=self._client_address(NodeId(peer)),
                 leader=peer == self.mesh.node,
-                # A follower that has the leader's whole log has, or soon will have, applied it.
+                # A follower with the leader's whole log has applied it, or soon will have.
                 applied_seq=store.last_seq
                 if peer == self.mesh.node or matches.get(NodeId(peer), 0) >= applied
                 else 0,
@@ -173,7 +173,8 @@ class PlanService:
         return replica
 
     async def _wait_for_more(self, replica: Replica, account: str, request: PlanRequest) -> Replica:
-        """Until the stream has a message at `next`. An idle query costs one request per wait."""
+        """Wait until the stream has a message at `next`: an idle query costs one request per
+        wait."""
         stream = replica.stream.config.name
 
         def arrived() -> bool:
@@ -192,7 +193,7 @@ class PlanService:
         return replica
 
     def _client_address(self, node: NodeId) -> str:
-        """host:port where clients reach the node, as it tells its peers; "" when unknown."""
+        """host:port where clients reach the node, from its hello; "" if unknown."""
         if node == self.mesh.node:
             return str(self.mesh.hello.get("client", ""))
         for peer in self.mesh.peers():
@@ -213,7 +214,7 @@ def _unavailable() -> bytes:
 
 
 def _matching(store: MessageStore, subjects: tuple[str, ...]) -> Steps[int]:
-    """As the index tells for subjects without wildcards; see ScanPlan."""
+    """Number of matching messages, from the index, for subjects without wildcards; see ScanPlan."""
     names = {subject.encode() for subject in subjects}
     if not names or any(map(has_wildcard, names)):
         return -1
@@ -229,7 +230,8 @@ def _matching(store: MessageStore, subjects: tuple[str, ...]) -> Steps[int]:
 def _positions(
     store: MessageStore, request: PlanRequest
 ) -> Steps[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The sequences of the times, each of which may read a block, and those of the pieces."""
+    """The sequences for the requested times, each of which may need to read a block, and those that
+    divide the range into pieces."""
     seqs: list[int] = []
     for moment in request.times:
         seqs.append(store.first_at_time(moment) or store.last_seq + 1)

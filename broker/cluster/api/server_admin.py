@@ -68,7 +68,7 @@ class ServerAdmin:
             await self._set(record, Standing.DRAINING)
 
     async def undo_drain(self, body: ServerPeerRequest) -> None:
-        """Also ends a removal that is not finished."""
+        """Also cancels a removal that is not finished."""
         record = self._named(body)
         if record.standing is not Standing.MEMBER:
             await self._set(record, Standing.MEMBER)

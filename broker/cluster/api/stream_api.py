@@ -72,15 +72,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _infos = msgspec.msgpack.Decoder(list[StreamInfo])
 
 LEADER_WITHIN_S = 5.0
-SERVED_WITHIN_S = 0.2  # then the leader is asked, announced or not
-CHECKS_MAX = 3  # of subjects, when large streams are created at the same time
+SERVED_WITHIN_S = 0.2  # then the leader is called even if it has not announced itself
+CHECKS_MAX = 3  # attempts to check subjects, when large streams are created at the same time
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class StreamApi:
-    """One per node; answers at the node that was asked."""
+    """One per node; answers at the node that received the request."""
 
     strict: bool
     assignments: AssignmentTable
@@ -164,17 +164,17 @@ class StreamApi:
     async def _change(
         self, call: ApiCall, config: StreamConfig, command: Callable[[int], StreamCommand]
     ) -> Assignment:
-        """Propose what `command` returns for the meta index as of which the subjects are free."""
+        """Propose `command(index)`, where the subjects are free as of this meta index."""
         account = call.account.name
         for left in range(CHECKS_MAX, 0, -1):
             checked = await self.overlaps.check(account, config, _connection(call))
             try:
                 assignment = await self.meta_requests.change(command(checked))
             except JetStreamError as refused:
-                # Too many subjects were captured meanwhile to compare with them at apply.
+                # Since the check, too many subjects were captured to compare with at apply.
                 if refused.err_code != ErrCode.INSUFFICIENT_RESOURCES or left == 1:
                     raise
-            else:  # a client that has its answer may publish to any of the subjects
+            else:  # once answered, the client may publish to any of the subjects
                 captures = partial(self.captured, assignment.group)
                 await eventually(captures, timeout_s=LEADER_WITHIN_S)
                 return assignment
@@ -184,8 +184,9 @@ class StreamApi:
         return self._choose(config, keep=())
 
     def _peers_after(self, known: Assignment, config: StreamConfig) -> list[int]:
-        """The leader is preferred, then the present peers, then other nodes. An update that
-        changes neither the number of replicas nor the placement moves nothing."""
+        """Peers for an updated configuration: the leader is preferred, then the current peers, then
+        other nodes. An update that changes neither the number of replicas nor the placement moves
+        nothing."""
         moves = config.placement is not None and config.placement != known.config.placement
         if config.num_replicas == known.config.num_replicas and not moves:
             return known.peers
@@ -200,7 +201,7 @@ class StreamApi:
             name=config.name,
             replicas=config.num_replicas,
             keep=keep,
-            # A single server has nowhere else to go, as nats-server.
+            # A single server has no other choice; nats-server does the same.
             placement=config.placement if self.members.clustered else None,
         )
         if isinstance(peers, NoPlacement):
@@ -271,13 +272,13 @@ class StreamApi:
             raise JetStreamError.of(ErrCode.STREAM_UPDATE, err=refusal.decode())
 
     async def reconfigure(self, assignment: Assignment) -> None:
-        """Have the stream's leader propose the new configuration to the stream's own log. If this
+        """Ask the stream's leader to propose the new configuration to the stream's own log. If that
         fails, the next leader of the stream does it."""
         body = _encode((assignment.group, assignment.config))
         await self.calls.call(assignment.group, "reconfigured", body, within_s=LEADER_WITHIN_S)
 
     async def delete(self, account: Account, request: ApiRequest) -> bytes:
-        """The table must be current (`barrier`): the stream that it shows is the one to delete."""
+        """The table must be current (`barrier`), so that the right stream is deleted."""
         known = self.assignments.get(account.name, request.stream)
         if known is None:
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)

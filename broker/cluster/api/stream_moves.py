@@ -2,8 +2,8 @@
 
 Owns: STREAM.PEER.REMOVE, STREAM.PEER.EVACUATE, STREAM.CANCEL_MOVE and their forms for the system
 account.
-May not touch: how replicas move (replica/member_changes.py). A replica stays until the one that
-takes its place has caught up, so removing and evacuating are the same.
+May not touch: how replicas move (replica/member_changes.py). A replica stays until its replacement
+has caught up, so removing and evacuating are the same.
 Spec: NATS JetStream API; errors 10005, 10040, 10059, 10075 and 10129."""
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from raft import NodeId
 
 @dataclass(slots=True)
 class StreamMoves:
-    """One per node; answers at the node that was asked. Raises the JetStreamError to answer."""
+    """One per node; answers at the node that received the request. Raises the JetStreamError to
+    answer with."""
 
     assignments: AssignmentTable
     members: ClusterMembers
@@ -55,14 +56,14 @@ class StreamMoves:
         await self._move(known, chosen)
 
     async def cancel(self, account: str, stream: str) -> Assignment:
-        """Back to the nodes that vote now."""
+        """Cancel a move: the wanted peers become the current voters again."""
         known = self._known(account, stream)
         if set(known.peers) == set(known.members):
             raise JetStreamError(ErrCode.STREAM_RECONFIGURE_NOT_IN_PROGRESS)
         return await self._move(known, [NodeId(node) for node in known.members])
 
     async def move(self, account: str, stream: str, body: StreamMoveRequest) -> Assignment:
-        """Away from one server, or from all of them to servers with other tags."""
+        """Move the stream away from one server, or from all of them to servers with other tags."""
         known = self._known(account, stream)
         leaving = [NodeId(peer) for peer in known.peers]
         if body.server:

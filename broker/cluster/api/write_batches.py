@@ -3,7 +3,7 @@
 Owns: the service on `$JS.API.STREAM.WRITE.<stream>`, and the checks before a block is proposed.
 May not touch: watermarks, which every replica keeps (broker/jetstream/publish/writers.py).
 Spec: docs/decisions/0034-writers.md. A request is a line of JSON (WriteHead), then a block without
-sequences. A user needs the permission to publish to every subject in it."""
+sequences. The user needs permission to publish to every subject in it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from broker.accounts import Account
 
 WRITE_WITHIN_S: Final = 10.0
-WRITER_BYTES_MAX: Final = 256  # of a name, which a stream remembers (writers.py, WRITERS_MAX)
-HELD_BYTES_MAX: Final = 64 << 20  # per account and node; beyond it the answer is 503: try again
+WRITER_BYTES_MAX: Final = 256  # length of a name; a stream stores names (writers.py, WRITERS_MAX)
+HELD_BYTES_MAX: Final = 64 << 20  # in flight per account and node; beyond it: 503, try again
 HEAD_BYTES_MAX: Final = 4096  # of the line before a block
-# That a request takes besides its body. So an account has a thousand under way at most: each may be
-# a call of another node, and calls are bounded for all accounts together (peers/rpc.py).
+# Counted per request besides its body, so that an account has at most a thousand in flight: each
+# may be a call to another node, and calls are bounded for all accounts together (peers/rpc.py).
 REQUEST_BYTES: Final = 64 << 10
-CAPTURED_BYTES_MAX: Final = 16 << 20  # of remembered subjects; all are forgotten beyond it
-SUBJECT_BYTES: Final = 100  # that a remembered subject takes besides its text
+CAPTURED_BYTES_MAX: Final = 16 << 20  # of cached subjects; beyond it the cache is cleared
+SUBJECT_BYTES: Final = 100  # overhead of a cached subject
 
 _encode = msgspec.json.encode
 _head = msgspec.json.Decoder(WriteHead)
@@ -84,8 +84,8 @@ class WriteService:
     turns: Turns
     captured: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
     captured_bytes: int = 0
-    held: Counter[str] = field(default_factory=Counter)  # bytes under way, by account
-    order: dict[str, asyncio.Lock] = field(default_factory=dict)  # of its checks
+    held: Counter[str] = field(default_factory=Counter)  # bytes in flight, by account
+    order: dict[str, asyncio.Lock] = field(default_factory=dict)  # serializes checks, by account
 
     def start(self) -> None:
         self.calls.rpc.register("write", self._serve)
@@ -121,7 +121,7 @@ class WriteService:
             self.router.publish(self.account(account), reply, b"", b"", answer)
 
     async def _write(self, asked: StreamRequest) -> bytes:
-        """Repeating the call is safe: that is what watermarks are for."""
+        """Retrying the call is safe: a writer's watermark makes repeats harmless."""
         account, stream = asked.account, asked.stream
         assignment = await self.lookup.find(account, stream)
         if self.level() < WRITERS:
@@ -130,12 +130,12 @@ class WriteService:
             raise _refused(f"stream {stream} is a mirror")
         if self.disk_refuses(account, stream, assignment.group):
             raise JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
-        # One after the other: the blocks of a writer must not overtake each other.
+        # One at a time: the blocks of a writer must not overtake each other.
         async with self.order.setdefault(account, asyncio.Lock()):
             mark, block = await self.turns.run(_parsing(asked.body), account)
             await self.turns.run(self._check_subjects(block, assignment, asked.rules), account)
         replica = self.replica(account, stream)
-        if replica is not None and replica.is_leading:  # without two copies of the block
+        if replica is not None and replica.is_leading:  # avoids copying the block twice
             with suppress(CallRefused):
                 async with asyncio.timeout(WRITE_WITHIN_S):
                     return await self._propose(replica, mark, block.raw)
@@ -187,7 +187,7 @@ class WriteService:
         try:
             answer = await replica.propose_raw(entry)
         except (LostLeadership, RaftError) as lost:
-            raise CallRefused(str(lost)) from lost  # sent again, a repeat has no effect
+            raise CallRefused(str(lost)) from lost  # retried; a repeat has no effect
         assert isinstance(answer, WriterAnswer)
         return _encode(answer)
 

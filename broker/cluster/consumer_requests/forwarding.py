@@ -1,11 +1,11 @@
 """Forwards pull requests, acks and flow control replies to the leader of their stream.
 
-Owns: the requests that one turn of the event loop has collected for each leader, and those that
-wait for a leader.
-May not touch: the meaning of a request; the leader reads subjects and payloads.
-Requests are not retried: a lost ack leads to a redelivery, and whoever sent a lost pull request is
-told to repeat it. They are sent once, to the leader known at that moment, or held for a while until
-there is one.
+Owns: the requests collected for each leader in one turn of the event loop, and those that wait for
+a leader.
+May not touch: the meaning of a request; the leader parses subjects and payloads.
+Requests are not retried: a lost ack leads to a redelivery, and the client of a lost pull request is
+told to repeat it. A request is sent once, to the leader known at that moment, or held for a while
+until there is one.
 Spec: NATS JetStream, consumers: acknowledgements and pull requests."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raft import NodeId
 logger = logging.getLogger("jetraft.cluster")
 
 TURN_MAX = 4096  # requests for one leader; then a frame is sent before the turn ends
-TURN_BYTES_MAX = 1 << 20  # the same for the bytes of all leaders: an ack may carry any payload
+TURN_BYTES_MAX = 1 << 20  # the same, for the bytes to all leaders: an ack may have a large payload
 
 HELD_OVERHEAD_BYTES = 300  # estimate of what a held request takes besides its own bytes
 HELD_ACK_BYTES = 100
@@ -117,7 +117,7 @@ class RequestForwarder:
             self.dropped += len(acks[2])
 
     def release(self, group: int) -> None:
-        """The group has a leader now."""
+        """The group has a leader now: send it the held requests."""
         now_s = time.monotonic()
         for acks in self._held_acks.take(group, now_s=now_s)[0]:
             self.add_acks(acks)
@@ -128,7 +128,7 @@ class RequestForwarder:
             self.add(request)
 
     def link_restored(self) -> None:
-        """A node is connected again: groups that it still leads have a leader that can be asked."""
+        """A node is connected again: send the held requests for groups that it leads."""
         for group in dict.fromkeys(self._held_acks.groups() + self._held.groups()):
             if self.leader(group) is not None:
                 self.release(group)
@@ -154,7 +154,7 @@ class RequestForwarder:
         collected, self._collected = self._collected, {}
         self._collected_bytes = 0
         if collected:
-            self.before_send()  # the leader must know the inbox that a pull request names
+            self.before_send()  # announce interest first: the leader must know the client's inbox
         for leader, requests in collected.items():
             if not self.send(leader, CHANNEL_CONSUMER_REQUESTS, _encode(requests)):
                 self.dropped += len(requests)
@@ -179,7 +179,7 @@ class RequestForwarder:
 
 
 def is_pull(request: ForwardedRequest) -> bool:
-    """Whether somebody waits for the messages of a pull request. No ack starts like its body."""
+    """Whether this is a pull request, not an ack. No ack starts like the body of a pull."""
     _, _, reply, _, payload = request
     return bool(reply) and payload.startswith(b"{")
 

@@ -1,11 +1,11 @@
-"""Requests of one connection about one consumer are answered in the order in which they came.
+"""Ordering: requests of one connection about one consumer are answered in order of arrival.
 
-Owns: who waits for whom.
+Owns: which request waits for which.
 May not touch: what is requested.
-A client that does not wait for answers may create, change and delete a consumer in one go. Changes
-wait for everything before them, reads for the last change: reads do not wait for each other.
+A client may create, change and delete a consumer without waiting for the answers. A change waits
+for all earlier requests, a read only for the last change: reads do not wait for each other.
 Bound: WAIT_S. Without it, requests for a stream without a leader would be answered one timeout
-after the other, and take the places of other accounts for hours.
+after the other, and block those of other accounts for hours.
 Spec: nats-server handles the requests of a connection one after the other."""
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class _Line:
 
 @dataclass(slots=True)
 class RequestOrder:
-    """One per node. A line exists as long as one of its requests is being answered."""
+    """One per node. A line exists while one of its requests is being answered."""
 
     _lines: dict[Key, _Line] = field(default_factory=dict)
 
     def enter(self, key: Key, *, changes: bool) -> Place:
-        """To be called in the order of arrival."""
+        """Must be called in order of arrival."""
         line = self._lines.setdefault(key, _Line())
         line.requests += 1
         ended: Ended = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class RequestOrder:
         return Place(self, key, ended, [one for one in before if not one.done()])
 
     def leave(self, key: Key, ended: Ended, before: Sequence[Ended] = ()) -> None:
-        """The request has ended, or it has given up; who waits for it waits for `before` then."""
+        """The request has ended or timed out. Requests that wait for it then wait for `before`."""
         line = self._lines[key]
         line.requests -= 1
         if not line.requests:
@@ -83,7 +83,7 @@ class Place:
         try:
             async with asyncio.timeout(WAIT_S):
                 for one in self._before:
-                    await asyncio.shield(one)  # it is also somebody else's
+                    await asyncio.shield(one)  # other requests wait for the same future
         except (asyncio.CancelledError, TimeoutError):
             self._order.leave(self._key, self._ended, self._before)
             raise

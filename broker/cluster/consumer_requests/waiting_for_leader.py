@@ -1,10 +1,10 @@
 """A queue of requests for groups that have no leader at the moment.
 
-Owns: the queued requests; their bytes and their age are bounded. When the queue is full, the
-account that holds the most gives way to one that holds less: the streams of one tenant may be
-without a leader for long, and the requests of the others must still survive an ordinary election.
+Owns: the queued requests; their bytes and their age are bounded. When the queue is full, requests
+of the account that holds the most are dropped for one that holds less: the streams of one tenant
+may be without a leader for long, and the requests of others must still survive an election.
 May not touch: what a request is, clocks (`now_s` is an argument).
-Losing an ack or a pull request is allowed, but an ordinary election should not cause it."""
+An ack or a pull request may be lost, but not in an ordinary election."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class WaitingForLeader(Generic[T]):
         return True
 
     def _make_room(self, owner: str, size: int) -> bool:
-        """Drop the newest requests of accounts that hold more than this one will. False: there are
-        none, and nothing is dropped in vain."""
+        """Drop the newest requests of accounts that hold more than this one will. False: that would
+        not make enough room, and nothing was dropped."""
         ours = self._by_owner.get(owner, 0) + size
         spare = sum(max(held - ours, 0) for held in self._by_owner.values())
         if self._bytes + size - HELD_BYTES_MAX > spare:

@@ -1,9 +1,9 @@
 """Pull requests of this node's clients that wait at a leader on another node.
 
-Owns: which requests would be lost together with which node.
-May not touch: the requests, which the leader reads and serves; clocks (`now_s` is an argument).
+Owns: which requests would be lost with which node.
+May not touch: the requests, which the leader parses and serves; clocks (`now_s` is an argument).
 A leader that steps down answers the pull requests that wait there; one that crashes cannot. Then
-the client's node answers in its place, so that the client retries at once and not only after its
+the client's node answers in its place, so that the client retries immediately, not only after its
 request has expired.
 Spec: NATS JetStream, pull consumers: status 409 "Leadership Change"."""
 
@@ -42,10 +42,10 @@ def pull_expiry_s(payload: bytes, *, now_s: float) -> float | None:
 class WaitingPulls:
     # By node and reply subject: the group that was asked, and when the request expires.
     _waiting: dict[NodeId, dict[bytes, tuple[int, float]]] = field(default_factory=dict)
-    _full_until: dict[NodeId, float] = field(default_factory=dict)  # none expires earlier
+    _full_until: dict[NodeId, float] = field(default_factory=dict)  # no request expires earlier
 
     def sent(self, to: NodeId, group: int, reply: bytes, payload: bytes, *, now_s: float) -> None:
-        """Remember a request. Whether it was served is not tracked: a needless 409 only makes the
+        """Track a request. Whether it was served is not tracked: an unneeded 409 only makes the
         client retry."""
         expiry_s = pull_expiry_s(payload, now_s=now_s)
         if expiry_s is None:

@@ -32,7 +32,7 @@ from broker.jetstream.config.limits import (
 from broker.jetstream.config.stream_config import Storage, StreamConfig
 from raft import NodeId
 
-PER_STEP: Final = 256  # streams, of which one takes a few microseconds
+PER_STEP: Final = 256  # streams per step; each takes a few microseconds
 _encode = msgspec.msgpack.Encoder().encode
 _Used = tuple[int, int, int]  # bytes in memory and in files of all replicas; consumers
 _usage = msgspec.msgpack.Decoder(_Used)
@@ -46,7 +46,8 @@ class CountedReplica(SizedReplica, Protocol):
 
 @dataclass(slots=True)
 class _Turn:
-    """Requests of one account: one collects, and answers all that arrived before it began."""
+    """Requests of one account: one of them collects the usage, and answers all that arrived before
+    it began."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
@@ -59,8 +60,8 @@ class _Turn:
 class AccountQuotas:
     """One per node. Usage is collected from the leaders, each of which reports its own streams.
 
-    That looks at all streams of the account, and at a leader at all streams of the node: in steps,
-    and once for all requests of an account that wait."""
+    That visits all streams of the account, and on a leader all streams of the node. It is done in
+    steps, and once for all waiting requests of an account."""
 
     options: JetStreamOptions
     assignments: AssignmentTable
@@ -86,7 +87,7 @@ class AccountQuotas:
         return {name: _limits(tier) for name, tier in tiers.items()}
 
     def view(self, account: str) -> AccountView:
-        """What a request of the account is checked against."""
+        """The limits and usage that a request of the account is checked against."""
         options = self.options
         sums = self.assignments.sums
         own, all_in_all = sums.reserved(account), sums.reserved_in_all()
@@ -130,7 +131,7 @@ class AccountQuotas:
         configs = [assignment.config for assignment in assignments]
         shown = {name: _tier_info(name, limits, configs, used) for name, limits in tiers.items()}
         memory, storage, consumers = (sum(one[at] for one in used.values()) for at in range(3))
-        if tiers:  # there, limits are about one replica
+        if tiers:  # limits of a tier apply to one replica
             configs = [structs.replace(config, num_replicas=1) for config in configs]
         return AccountInfo(
             memory=memory,
@@ -147,7 +148,7 @@ class AccountQuotas:
     async def _used(
         self, account: str, assignments: Sequence[Assignment], call: str
     ) -> dict[int, _Used]:
-        """By number of replicas, or in all as 0."""
+        """Usage by number of replicas; under 0 the total."""
         found: dict[int, _Used] = {}
         leaders: set[NodeId | None] = set()
         for at in range(0, len(assignments), PER_STEP):
@@ -175,7 +176,7 @@ class AccountQuotas:
         return _encode(await self._led(body.decode()))
 
     async def _led(self, account: str) -> dict[int, _Used]:
-        """What streams of the account that this node leads use, by number of replicas."""
+        """Usage of the account's streams that this node leads, by number of replicas."""
         found: dict[int, _Used] = {}
         for at, replica in enumerate(list(self.replicas), 1):
             if at % PER_STEP == 0:

@@ -1,9 +1,10 @@
-"""Full disks in the cluster: every node knows whose disk is full, and a full one does not lead.
+"""Full disks in the cluster: every node knows which disks are full, and such a node does not lead.
 
 Owns: what this node tells its peers about its disk, and the set of peers whose disks are full.
 May not touch: what a full disk refuses (raft/store), the transfer itself (raft).
 Spec: docs/decisions/0023-a-full-disk.md. A leader with a full disk hands over to a replica that has
-space, so that the stream goes on. Without one it stays: purges and reads need a leader."""
+space, so that publishing continues. If there is none, it keeps leading: purges and reads need a
+leader."""
 
 from __future__ import annotations
 
@@ -39,17 +40,17 @@ class LedReplica(Protocol):
 class FullDisks:
     """One per node; `run` is its task."""
 
-    full: Callable[[], bool]  # our disk
-    tell: Callable[..., None]  # our peers (Mesh.tell)
-    resend: Callable[[Callable[[int], bool]], None]  # publishes, of the groups with this property
-    leader: Callable[[int], NodeId | None]  # of a group
-    flush: Callable[[], None]  # the state: then logs can be cut, and what was purged is freed
+    full: Callable[[], bool]  # whether our disk is full
+    tell: Callable[..., None]  # tells our peers (Mesh.tell)
+    resend: Callable[[Callable[[int], bool]], None]  # resends publishes of the matching groups
+    leader: Callable[[int], NodeId | None]  # the leader of a group
+    flush: Callable[[], None]  # flushes the state: then logs can be compacted, and space is freed
     replicas: Callable[[], Iterable[LedReplica]]
-    peers: set[int] = field(default_factory=set)  # the others that are full
+    peers: set[int] = field(default_factory=set)  # peers whose disks are full
     _told: bool = False
 
     def peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001 - a callback
-        """Also called when a peer tells something new."""
+        """Also called when the hello of a peer has changed."""
         hello: dict[str, Any] = peer.hello
         if connected and hello.get(_FACT) is True:
             self.peers.add(peer.node)
@@ -66,7 +67,7 @@ class FullDisks:
                 self._told = full
                 self.tell(**{_FACT: full})
                 self.flush()
-                if not full:  # what came when the disk filled up was dropped
+                if not full:  # batches that arrived while the disk was full were dropped
                     self.resend(lambda _group: True)
                 checks = 0
             if full:

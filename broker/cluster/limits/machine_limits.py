@@ -1,11 +1,11 @@
-"""What a server may store when its configuration does not say so: a share of the machine.
+"""Default storage limits of a server, as a share of the machine's memory and disk.
 
 Owns: the rule, and reading the sizes of the machine.
 May not touch: anything that runs.
-Spec: nats-server, `max_memory_store` and `max_file_store`: -1 or nothing is three quarters of the
-memory, and of the space that is free on the disk at the start. 0 means no such storage. Unlike
-there, what is stored already counts as free: otherwise a node that has used 45 % of its disk would
-refuse all messages after a restart, for all streams that it leads."""
+Spec: nats-server, `max_memory_store` and `max_file_store`: -1 or unset means three quarters of the
+memory, and of the free disk space at startup. 0 means no such storage. Unlike in nats-server, what
+is already stored counts as free: otherwise a node that has used 45 % of its disk would refuse all
+messages of the streams it leads after a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNITS: Final = ("B", "KB", "MB", "GB", "TB")
 def with_machine_limits(
     options: JetStreamOptions, *, memory_bytes: int, free_bytes: int
 ) -> JetStreamOptions:
-    """The same options with both limits set."""
+    """The options with both limits set."""
     return replace(
         options,
         max_memory_store=_limit(options.max_memory_store, memory_bytes),
@@ -36,7 +36,7 @@ def with_machine_limits(
 
 
 def unless_set(options: JetStreamOptions, measured: JetStreamOptions) -> JetStreamOptions:
-    """The same options, with the limits of `measured` where there are none."""
+    """The options, with the limits of `measured` where none are set."""
     found = {}
     for name in ("max_memory_store", "max_file_store"):
         configured = getattr(options, name)
@@ -50,7 +50,7 @@ def _limit(configured: int | None, there_is: int) -> int:
 
 
 def of_this_machine(options: JetStreamOptions) -> JetStreamOptions:
-    """The same options with the limits of this machine, where there are none."""
+    """The options, with the limits of this machine where none are set."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     directory = Path(options.store_dir or tempfile.gettempdir()).absolute()
     stored = _taken_bytes(directory / STORED_IN)

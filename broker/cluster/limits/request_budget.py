@@ -1,11 +1,12 @@
-"""How many bytes the API requests of a connection, an account and this node may hold at once.
+"""Memory budgets for the API requests of a connection, an account and this node.
 
-Owns: the bytes of requests that are being answered, who waits for room, and when a connection is
-not read because too much of it waits.
-May not touch: what a request does; its size is an estimate of its caller.
-A request holds its body, then what is made of it (decoded values, the answer). Beyond the budget of
-its account, or of the node, it waits; beyond that of its connection, the connection is not read.
-Accounts that wait take turns, so a tenant with a thousand requests delays none of another."""
+Owns: the bytes of requests that are being answered, which requests wait for memory, and when
+reading from a connection is paused because too many bytes of its requests wait.
+May not touch: what a request does; the caller estimates its size.
+A request holds its body, then what is made from it (decoded values, the answer). Beyond the budget
+of its account or of the node, a request waits; beyond that of its connection, reading from the
+connection is paused. Waiting accounts are served round-robin, so that a tenant with a thousand
+requests does not delay another."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from broker.subjects import PublishingConnection
 
 NODE_BYTES = 128 << 20
 ACCOUNT_BYTES = 48 << 20
-CONNECTION_BYTES = 2 << 20  # of bodies; then the connection is not read
+CONNECTION_BYTES = 2 << 20  # of bodies; beyond it, reading from the connection is paused
 
 Waiting = tuple[int, asyncio.Future[None]]
 
@@ -35,7 +36,7 @@ class RequestBudget:
     _of_account: Counter[str] = field(default_factory=Counter)
     _of_connection: Counter[PublishingConnection] = field(default_factory=Counter)
     _paused: set[PublishingConnection] = field(default_factory=set)
-    # By account; the one that was served last is the last.
+    # By account; the account served most recently is last.
     _waiting: dict[str, deque[Waiting]] = field(default_factory=dict)
 
     # -- bodies ---------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class RequestBudget:
 
     @asynccontextmanager
     async def holding(self, account: str, size: int) -> AsyncIterator[None]:
-        """Wait until there is room for so many bytes, and hold them."""
+        """Wait until `size` bytes are free in the budgets, and hold them."""
         if account in self._waiting or not self._fits(account, size):
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(account, deque()).append((size, room))
@@ -85,7 +86,7 @@ class RequestBudget:
             self._release(account, size)
 
     def _fits(self, account: str, size: int) -> bool:
-        """A request that is larger than the whole budget is alone in it."""
+        """Whether it fits now. A request that is larger than the whole budget runs alone."""
         own = self._of_account[account]
         return (not own or own + size <= self.account_bytes) and (
             not self.held or self.held + size <= self.node_bytes
@@ -111,7 +112,7 @@ class RequestBudget:
         self._admit()
 
     def _admit(self) -> None:
-        """Let in what fits, one request of each waiting account after the other."""
+        """Admit what fits, one request per waiting account in turn."""
         admitted = True
         while admitted:
             admitted = False

@@ -1,11 +1,12 @@
-"""Bytes of open atomic batches on this node, and whose batches may not grow.
+"""Bytes of open atomic batches on this node, and which accounts may not add to theirs.
 
 Owns: the sums, by account.
-May not touch: batches (broker/jetstream/publish/open_batches.py). Entries of a stream whose account
-has too much are proposed so that they refuse every message; idle batches end after ten seconds.
-Members of open batches are in memory. A stream may hold 128 MB of them, and an account may have any
-number of streams.
-Bound: STAGED_BYTES_MAX for all accounts; beyond it those that have their share, or more, wait."""
+May not touch: batches (broker/jetstream/publish/open_batches.py). Entries for a stream whose
+account holds too much are proposed with a note that refuses every message; idle batches end after
+ten seconds.
+Messages of open batches are in memory. A stream may hold 128 MB of them, and an account may have
+any number of streams.
+Bound: STAGED_BYTES_MAX for all accounts; beyond it, accounts that have their share are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class StagedBytes:
     _total: int = 0
 
     def note(self, account: str, group: int, count: int) -> None:
-        """A stream of the account has so many bytes in open batches."""
+        """A stream of the account has `count` bytes in open batches."""
         grown = count - self._groups.get(group, 0)
         if not grown:
             return

@@ -1,6 +1,6 @@
-"""How much each node stores, as placement sees it: nodes tell each other in their hello.
+"""How much each node stores, for placement. Nodes announce it in their hello.
 
-Owns: what this node tells, and when it is told again.
+Owns: the size that this node announces, and when it is announced again.
 May not touch: the counting (usage.py), the choice of nodes (broker/cluster/meta/placement.py).
 Bound: at most one change of the hello every TELL_EVERY_S, and none for small changes."""
 
@@ -15,7 +15,7 @@ from raft import NodeId
 
 KEY: Final = "stored_bytes"  # in the hello
 TELL_EVERY_S: Final = 5.0
-CHANGE_MIN: Final = 16 << 20  # bytes; or an eighth of what was told, if that is more
+CHANGE_MIN: Final = 16 << 20  # bytes; or an eighth of the announced size, if that is more
 
 
 class HelloOfNodes(Protocol):
@@ -46,5 +46,5 @@ class StoredBytes:
             self.hello.tell(stored_bytes=stored)
 
     def of(self, node: NodeId) -> int:
-        """0 when it has told nothing."""
+        """0 if the node has not announced it."""
         return self.hello.fact(node, KEY)

@@ -2,8 +2,9 @@
 
 Owns: the running totals of this node's replicas, and the sizes that leaders on other nodes report.
 May not touch: the decision. The bounds of a batch are written into its entry and checked at apply.
-A stream's own bytes are exact at apply. Those of other streams are what its leader knows when it
-proposes: current for streams it holds a replica of, up to REPORT_EVERY_S old for the others.
+A stream's own bytes are exact at apply. For other streams, the leader uses what it knows when it
+proposes: current sizes of streams it holds a replica of, and up to REPORT_EVERY_S old ones of the
+others.
 Spec: nats-server `jetstream` limits of an account (max_mem, max_file) and of the server."""
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from raft import GroupId, NodeId
 from raft.transport.transport import Peer
 
 REPORT_EVERY_S = 0.2
-# With more space than this left, a batch is proposed without bounds: what is proposed and not yet
-# applied is far less (HostLimits.waiting_bytes_max per stream).
+# If more than this is left, a batch is proposed without bounds: far less can be proposed and not
+# yet applied (HostLimits.waiting_bytes_max per stream).
 AMPLE_BYTES = 1 << 30
 
 _encode = msgspec.msgpack.Encoder().encode
 _sizes = msgspec.msgpack.Decoder(list[tuple[int, int]])
-_Key = tuple[str, Storage, int]  # the last: replicas of the streams of a tier, 0 = of all streams
+_Key = tuple[str, Storage, int]  # account, storage, replicas of a tier (0: all streams)
 
 
 class StagingStream(Protocol):
@@ -137,7 +138,7 @@ class Usage:
             self._sum_remote()
 
     def bounds(self, replica: SizedReplica) -> Bounds | None:
-        """For a batch that is proposed now; None when nothing limits it, or its limits are far."""
+        """For a batch that is proposed now; None if there is no limit, or much space is left."""
         if self._staged.refuses(replica.assignment.account):
             return NO_SPACE
         storage, options = replica.storage, self.options
@@ -166,8 +167,9 @@ class Usage:
         return bounds
 
     def _limit(self, counted: _Counted) -> tuple[_Key, int]:
-        """What counts against the same limit, and the limit; -1 = none. That of a tier is about
-        one replica. An account that has lost the tier of a stream may store nothing more there."""
+        """The key of the usage that counts against the limit, and the limit; -1: none. The limit of
+        a tier applies to one replica. An account that has lost the tier of a stream may store
+        nothing more in that stream."""
         account, storage, _ = counted.key
         granted = self.options.accounts.get(account)
         if granted is None:

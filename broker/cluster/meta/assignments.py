@@ -28,10 +28,10 @@ from broker.subjects import TooManySteps, any_overlap, finish
 from raft import GroupId, Index, NodeId
 
 META_GROUP = GroupId(1)
-# Of the comparison at apply with streams that are newer than the check before the proposal. All
-# replicas refuse what takes more; the node that asked checks again and repeats its request.
+# Bound of the comparison at apply with streams that are newer than the check before the proposal.
+# Beyond it all replicas refuse the command; the requesting node checks again and retries.
 APPLY_STEPS_MAX = 50
-NODES_MIN = 2  # that stay when another one is removed
+NODES_MIN = 2  # nodes that must be left when one is removed
 FIRST_STREAM_GROUP = 1000  # a stream's group id is this plus the meta index that assigned it
 
 
@@ -46,13 +46,13 @@ class Assignment(msgspec.Struct, frozen=True):
     founders: list[int] = []  # the voters its log began with
     # Invariant: every voter of the group is listed here, and was listed before it could vote.
     members: list[int] = []
-    first_config: StreamConfig | None = None  # the one its log began with, if it was another
+    first_config: StreamConfig | None = None  # the configuration its log began with, if different
     asked_ns: int = 0  # when the peers were last changed
     origin: int = 0  # how many replicas there were before that change
     changed: int = 0  # the meta index of its present subjects; 0: that of its creation
 
     def __post_init__(self) -> None:
-        """Records of streams that were never reconfigured list the peers only."""
+        """Records of streams that were never reconfigured contain only the peers."""
         for name in ("founders", "members"):
             if not getattr(self, name):
                 msgspec.structs.force_setattr(self, name, self.peers)
@@ -67,9 +67,9 @@ class Assignment(msgspec.Struct, frozen=True):
 
     @property
     def incarnation(self) -> str:
-        """Unique in the world, as far as clocks tell nanoseconds apart: what checkpoints of readers
-        name. A stream that is deleted and created again, or loses all data (RenewStream), has
-        another one, and so has a stream of the same name and number in another cluster."""
+        """Globally unique, within the nanosecond resolution of clocks; stored in the checkpoints of
+        readers. A stream that is deleted and created again, or loses all data (RenewStream), gets a
+        new one, and a stream of the same name and number in another cluster has a different one."""
         return f"{self.created_ns:x}-{self.group}"
 
     @property
@@ -140,11 +140,11 @@ class RenewStream(msgspec.Struct, tag="renew", frozen=True):
 
 
 class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
-    """Repeats are harmless: a stream that was created under this name since then stays."""
+    """Idempotent: a stream that was created under this name since then stays."""
 
     account: str
     name: str
-    created_ns: int = 0  # of the stream that is meant; 0: whichever has the name
+    created_ns: int = 0  # identifies the stream to remove; 0: whichever has the name
 
 
 class NodeChange(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ _encoder = msgspec.msgpack.Encoder()
 _command = msgspec.msgpack.Decoder(MetaCommand)
 TableState = tuple[int, list[Assignment], list[NodeRecord], int]  # applied, ..., feature level
 _record: msgspec.msgpack.Decoder[TableState] = msgspec.msgpack.Decoder(TableState)
-# Of earlier versions, by how they begin; the second one is written while the feature level is 0.
+# Formats of earlier versions, by their first byte; the second is written at feature level 0.
 _record_without_nodes = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
 _record_without_level = msgspec.msgpack.Decoder(tuple[int, list[Assignment], list[NodeRecord]])
 _ARRAY_OF_TWO, _ARRAY_OF_THREE = b"\x92", b"\x93"
@@ -178,7 +178,7 @@ def encode_command(command: MetaCommand) -> bytes:
 class AssignmentTable:
     """The replicated table of assignments. Only `apply` and `load_dump` change it.
 
-    Beside it are `sums` and an order that follow from it, so that no request has to walk it."""
+    `sums` and an order are derived from it, so that no request has to walk the table."""
 
     def __init__(self) -> None:
         self.applied = Index(0)
@@ -246,8 +246,8 @@ class AssignmentTable:
         self.applied = index
 
     def overlap(self, account: str, config: StreamConfig, *, checked: int) -> JetStreamError | None:
-        """Why the subjects may not be captured: a stream that got its subjects after `checked`
-        captures some of them, or there are too many to compare at once."""
+        """Why the subjects may not be captured: a stream that got its subjects after index
+        `checked` captures some of them, or there are too many to compare."""
         recent: list[bytes] = []
         for name in reversed(self._recent.get(account, {})):
             other = self._accounts[account][name]
@@ -289,7 +289,7 @@ class AssignmentTable:
             self._put(assignment)
 
     def take_unwritten(self) -> dict[int, Assignment | None]:
-        """What has changed since the last call, by group: the assignment, or None if it is gone."""
+        """Changes since the last call, by group: the assignment, or None if it was removed."""
         unwritten, self._unwritten = self._unwritten, {}
         return unwritten
 
@@ -371,8 +371,8 @@ class AssignmentTable:
         return updated
 
     def _add_node(self, command: AddNode) -> MetaResult:
-        """A new incarnation takes the places of the one it replaces: the stream leaders then
-        exchange the members of their groups."""
+        """A new incarnation of a node replaces the old one in all assignments; the stream leaders
+        then change the members of their groups."""
         record, former = self.nodes.add(command)
         if former is None:
             return NodeChange(record)
@@ -397,8 +397,8 @@ class AssignmentTable:
         return NodeChange(record)
 
     def _may_not_leave(self, command: SetStanding) -> JetStreamError | None:
-        """Nodes leave one after the other, and two stay. Checked here, because two removals may be
-        requested at the same time on different nodes."""
+        """Nodes leave one at a time, and at least NODES_MIN stay. Checked at apply, because two
+        removals may be requested at the same time on different nodes."""
         if command.standing is not Standing.LEAVING:
             return None
         others = [record for record in self.nodes.present() if record.node != command.node]
@@ -436,7 +436,7 @@ class AssignmentTable:
         removed = self._take(command.account, command.name)
         return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)
 
-    # -- the table and what follows from it -----------------------------------------------------
+    # -- the table and what is derived from it --------------------------------------------------
 
     def _put(self, assignment: Assignment) -> None:
         account, name = assignment.account, assignment.name

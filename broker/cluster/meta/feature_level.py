@@ -1,10 +1,10 @@
-"""The feature level of the cluster: what every member understands. New features wait for it.
+"""The feature level of the cluster: the newest level that every member supports.
 
-Owns: the levels, the rule when the cluster's is raised, and the leader's task that raises it.
-May not touch: the features; each asks the table of assignments for the level before it writes
+Owns: the levels, the rule when the cluster's level is raised, and the leader's task that raises it.
+May not touch: the features; each checks the level in the table of assignments before it writes
 something that a node of an earlier version cannot read.
 Spec: docs/decisions/0022-upgrades.md. The level is part of the meta group's state and only goes up.
-Which level a node has is told in its hello, not in the log: an earlier version could not read that
+A node announces its own level in its hello, not in the log: an earlier version could not read that
 entry."""
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from raft import NodeId, RaftError
 
 logger = logging.getLogger("jetraft.cluster")
 
-# 0 is version 0.1. 1: the table of assignments names its level and is stored in rows, a removal is
-# about one stream and not about a name; blocks may be compressed on disk. 2: entries of writers;
-# publish entries name the rules by which replicas judge their messages; a pause that is over is
-# shown. 3: large blocks are in files beside the database.
+# 0: version 0.1. 1: the table of assignments contains its level and is stored in rows; a removal
+# identifies a stream, not just a name; blocks may be compressed on disk. 2: entries of writers;
+# publish entries name the rules by which replicas check their messages; a pause that is over is
+# shown. 3: large blocks are in files next to the database.
 NEWEST_LEVEL: Final = 3
 COMPRESSED_BLOCKS: Final = 1
 WRITERS: Final = 2
@@ -39,7 +39,7 @@ class TooNew(RaftError):
 
 
 class RaiseLevel(msgspec.Struct, tag="raise level", frozen=True):
-    """Every member has this level: from here on entries may need it."""
+    """Every member has this level: entries after this one may require it."""
 
     level: int
 
@@ -49,7 +49,7 @@ class LevelRaised(msgspec.Struct, frozen=True):
 
 
 def known_level(level: int) -> int:
-    """The same. Raises TooNew."""
+    """Returns `level`. Raises TooNew if this version does not know it."""
     if level > NEWEST_LEVEL:
         raise TooNew(
             f"the cluster has feature level {level}, this version of JetRaft has {NEWEST_LEVEL}: "
@@ -59,7 +59,7 @@ def known_level(level: int) -> int:
 
 
 class AnnouncedLevels(Protocol):
-    """The mesh: what connected nodes, and this one, have said."""
+    """The mesh: the levels announced by connected nodes and by this one."""
 
     def connected(self, node: NodeId) -> bool: ...
 
@@ -67,8 +67,8 @@ class AnnouncedLevels(Protocol):
 
 
 def next_level(present: int, nodes: NodeTable, announced: AnnouncedLevels) -> int | None:
-    """The level to propose; None: it stays. Every member must be connected: one that is away may
-    return in an earlier version."""
+    """The level to propose; None: no change. Every member must be connected: one that is away may
+    return with an earlier version."""
     members = [NodeId(record.node) for record in nodes.present()]
     if not members or not all(map(announced.connected, members)):
         return None
@@ -94,7 +94,7 @@ class LeadingGroup(Protocol):
 
 @dataclass(slots=True)
 class LevelRaiser:
-    """`run` is a task of the node; only the leader of the meta group does something in it."""
+    """`run` is a task of every node; it acts only on the leader of the meta group."""
 
     group: LeadingGroup
     table: LeveledTable
@@ -116,5 +116,5 @@ class LevelRaiser:
             logger.debug("feature level: %s", refused)  # the next leader decides again
         else:
             alone = len(self.table.nodes.present()) == 1
-            log = logger.debug if alone else logger.info  # a single server waits for nobody
+            log = logger.debug if alone else logger.info  # not news on a single server
             log("every node has feature level %d: the cluster uses it", level)

@@ -1,16 +1,16 @@
 """Founding a cluster: how its first nodes agree on the members of the meta group.
 
 Owns: the founding record (members by name and incarnation), which is on disk before anything
-depends on it, the rule for which node founds, and the calls by which nodes learn of each other.
-May not touch: Raft; it only says with which members the meta group starts.
-A data directory adopts one founding record and never another. When all nodes that the routes name
+depends on it, the rule for which node founds, and the calls between the nodes.
+May not touch: Raft; it only determines the members with which the meta group starts.
+A data directory adopts one founding record and never another. When all nodes named by the routes
 are connected, the one with the smallest id proposes the list of members. It founds the cluster when
-every node of the list has promised it to take part, and the others adopt its record. A node
-promises only a list that contains everybody it knows, and only to one proposer: two foundings have
-no member in common, and no route leads from one to the other.
-Nodes without JetStream do not count. With fewer nodes the cluster waits. A node that is not one of
-the founders, also because its data directory was replaced, asks to join (joining.py) before it
-adopts the record.
+every node of the list has promised to take part, and the others adopt its record. A node promises
+only if the list contains every node it knows, and only to one proposer: so two foundings have no
+member in common, and no route leads from one to the other.
+Nodes without JetStream do not count. Until all nodes are connected, the cluster waits. A node that
+is not one of the founders, for example because its data directory was replaced, asks to join
+(joining.py) before it adopts the record.
 Spec: docs/decisions/0002-founding-a-cluster.md, docs/decisions/0024-who-founds.md,
 docs/decisions/0015-nodes-come-and-go.md."""
 
@@ -58,22 +58,22 @@ class Founding(msgspec.Struct, frozen=True):
         return sorted(self.names())
 
     def digest(self) -> str:
-        """The same for equal records: nodes tell it in their hellos."""
+        """Equal for equal records; nodes send it in their hellos."""
         facts = (self.cluster, sorted(self.members.items()), sorted(self.nodes.items()))
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
 
 
 class AdoptedFounding(msgspec.Struct, frozen=True):
-    """The founding record as it is on disk: `by` is the incarnation that adopted it. Another one
-    that finds the file (its database was replaced, the file was not) must not act on it."""
+    """The founding record as stored on disk: `by` is the incarnation that adopted it. A different
+    incarnation that finds the file (the database was replaced, the file was not) must ignore it."""
 
     founding: Founding
     by: str
 
 
 class FoundingPromise(msgspec.Struct, frozen=True):
-    """To take part in the founding that `to` has proposed, and in no other. On disk before the
-    proposer hears of it. It holds until the proposer says that it has withdrawn the proposal."""
+    """The promise to take part in the founding that `to` has proposed, and in no other. On disk
+    before it is sent to the proposer. Valid until the proposer has withdrawn the proposal."""
 
     by: str  # the incarnation that has promised
     to: str = ""  # name of the proposer; "": nobody
@@ -85,7 +85,7 @@ class FoundingPromise(msgspec.Struct, frozen=True):
 class FoundingProposal(msgspec.Struct, frozen=True):
     founding: Founding
     by: str  # name of the proposer
-    number: int  # each proposal of a proposer has another one, also after restarts
+    number: int  # unique for the proposer, also across restarts
 
 
 class BootstrapPeer(msgspec.Struct, frozen=True):
@@ -96,9 +96,9 @@ class BootstrapPeer(msgspec.Struct, frozen=True):
     founding: Founding | None = None
     node: int = 0
     you_are_removed: bool = False  # the asking incarnation is no longer a member
-    promises: bool = False  # whether it knows of promises; one of version 0.1 does not
+    promises: bool = False  # whether it supports promises; version 0.1 does not
     knows: list[int] | None = None  # nodes that must be founders; None: not all are known yet
-    withdrawn: int = 0  # its proposals up to this number will never be a founding
+    withdrawn: int = 0  # its proposals up to this number are withdrawn
 
     @property
     def id(self) -> NodeId:
@@ -119,7 +119,7 @@ class Bootstrap:
     founding: Founding | None = None
     # The cluster of our peers, if this node is not one of its founders: to be joined.
     foreign: Founding | None = None
-    # What this node proposes at the moment. Not on disk: a proposal ends with its process.
+    # The current proposal of this node. Not on disk: a proposal ends with its process.
     proposal: FoundingProposal | None = None
     _promise: FoundingPromise = field(init=False)
     _seen: dict[str, BootstrapPeer] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Bootstrap:
             self._promise = self._read_promise(promise)
 
     def _read(self, content: bytes) -> Founding | None:
-        """None also if it is damaged: the peers have the same record."""
+        """None if there is none, or if it is damaged: the peers have the same record."""
         try:
             return self._decode(_checked(content))
         except (ValueError, msgspec.DecodeError) as error:
@@ -149,7 +149,7 @@ class Bootstrap:
             promise = msgspec.json.decode(_checked(content), type=FoundingPromise)
         except (ValueError, msgspec.DecodeError) as error:
             logger.warning("%s is damaged (%s)", PROMISE_FILE, error)
-            # It may have been given to anybody: it is kept until a founding names this node.
+            # The promise may have been given to any node: keep it until a founding names this node.
             return FoundingPromise(self.incarnation, to="?", number=1 << 62)
         return promise if promise.by == self.incarnation else FoundingPromise(self.incarnation)
 
@@ -197,7 +197,8 @@ class Bootstrap:
         return peer is not None and peer.founding == founding
 
     def knows_promises(self, node: NodeId) -> bool:
-        """False: a node of version 0.1. One that is no longer seen is asked, and cannot answer."""
+        """False: a node of version 0.1. A disconnected node counts as one that does: it is asked,
+        and cannot answer."""
         return all(peer.promises for peer in self._seen.values() if peer.id == node)
 
     def peer_lost(self, name: str) -> None:
@@ -233,15 +234,15 @@ class Bootstrap:
             self._propose(founding)
 
     def _sees_expected(self) -> bool:
-        """Another node, which happens to be connected, is no substitute for one of those that the
-        routes name: that one may found a cluster with others."""
+        """Whether all nodes named by the routes are connected. Some other connected node is no
+        substitute: a missing one might found a cluster with others."""
         expected = self.expected()
         seen = {peer.id for peer in self._seen.values()}
         return expected is not None and seen.issuperset(expected)
 
     def _known(self) -> set[NodeId] | None:
-        """The nodes without which this one does not found: those that its routes name, and those
-        that it sees. None: not all of the former are known."""
+        """The nodes that must take part in a founding: those named by the routes, and those that
+        are connected. None: not all of the former are known."""
         expected = self.expected()
         return None if expected is None else {*expected, *(p.id for p in self._seen.values())}
 
@@ -261,7 +262,7 @@ class Bootstrap:
         if self.founding is not None or self.foreign is not None or self.proposal is not None:
             return False
         if any(peer.founding is not None for peer in self._seen.values()):
-            return False  # there is a cluster to be joined
+            return False  # a cluster exists already: this node will join it
         if held.to and (held.to, held.to_incarnation) != (proposal.by, proposer):
             return False
         known = self._known()
@@ -281,8 +282,8 @@ class Bootstrap:
             self.adopt(proposal.founding)
 
     def _release(self, peer: BootstrapPeer) -> None:
-        """The promise to this peer is void if the peer has withdrawn its proposal, or has lost its
-        disk and with it what it had been promised. If there is a founding, it comes first."""
+        """Void the promise to this peer if the peer has withdrawn its proposal, or has lost its
+        disk, and with it the promises it got. A founding record that it has takes precedence."""
         held = self._promise
         if held.to != peer.name or (peer.founding and self._is_member(peer.founding)):
             return
@@ -332,7 +333,7 @@ class Bootstrap:
 
 
 def _takes_part(peer: BootstrapPeer, founding: Founding) -> bool:
-    """Whether the peer would promise to take part, as far as it has told."""
+    """Whether the peer would promise to take part, by what it has reported."""
     if not peer.promises:
         return True
     return peer.knows is not None and {*peer.knows} <= {*founding.names()}
@@ -352,8 +353,8 @@ def _checked(content: bytes) -> bytes:
 
 @dataclass(slots=True)
 class FoundingCalls:
-    """The calls around it: asks connected peers for their candidacy until this node belongs to a
-    cluster, and once more whenever a peer connects, to detect a node of another cluster."""
+    """The calls between nodes: asks connected peers for their BootstrapPeer until this node belongs
+    to a cluster, and again whenever a peer connects, to detect a node of another cluster."""
 
     bootstrap: Bootstrap
     members: ClusterMembers
@@ -362,7 +363,7 @@ class FoundingCalls:
     join: Callable[[NodeId], Awaitable[str | None]]  # ask a peer to let us in
     on_removed: Callable[[], None]  # a peer says that this node is no longer a member
     spawn: Callable[[Awaitable[None], str], object]
-    _reason: str = ""  # why we were not let in, as logged last
+    _reason: str = ""  # the last logged reason why we could not join
 
     def start(self) -> None:
         self.rpc.register("candidate", self._serve)
@@ -417,8 +418,8 @@ class FoundingCalls:
         return PROMISED if self.bootstrap.promise(_proposal.decode(body)) else b"no"
 
     async def _join(self, founding: Founding) -> None:
-        """Be added to the table of nodes, then adopt the record: in this order, because a node
-        that dies in between asks again, and being added twice changes nothing."""
+        """Get added to the table of nodes, then adopt the record. In this order, because a node
+        that crashes in between asks again, and adding it twice changes nothing."""
         for peer in self.peers():
             if not peer.connected or not self.bootstrap.is_of(peer.name, founding):
                 continue
@@ -438,7 +439,7 @@ class FoundingCalls:
         try:
             answer = await self.rpc.call(peer, "candidate", b"", timeout_s=1.0)
         except CallFailed:
-            return  # it is asked again, unless it has disconnected
+            return  # retried while it is connected
         candidate = _candidate.decode(answer)
         self.bootstrap.peer_seen(candidate)
         if candidate.you_are_removed and candidate.founding == self.bootstrap.founding:

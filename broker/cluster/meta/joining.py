@@ -1,7 +1,7 @@
 """Joining: a node that is not one of the founders is added to the table of nodes.
 
-Owns: the call by which a new node asks to be let in, on both sides, and the reasons to refuse it.
-Any member passes the call on to the leader of the meta group.
+Owns: the call by which a new node asks to join, on both sides, and the reasons to refuse it. Any
+member forwards the call to the leader of the meta group.
 May not touch: the founding record (founding.py), who votes (meta_voters.py).
 Spec: docs/decisions/0015-nodes-come-and-go.md."""
 
@@ -78,8 +78,8 @@ class Joining:
         self.rpc.register("join", self._serve)
 
     async def ask(self, peer: NodeId) -> str | None:
-        """Ask through this peer. Why it was refused, or None: this node is in the table. Raises
-        CallFailed."""
+        """Ask to join, through this peer. Returns the reason of a refusal; None: this node is in
+        the table. Raises CallFailed."""
         body = _encode(JoinRequest(self.name, self.node, NEWEST_LEVEL))
         answer = await self.rpc.call(peer, "join", body, timeout_s=JOIN_WITHIN_S)
         return _answer.decode(answer).refused or None

@@ -1,8 +1,9 @@
 """Leader balance: streams' leaders spread evenly over their nodes, and away from draining ones.
 
-Owns: which leaderships to transfer, as a pure function, and the loop of the meta leader that asks
-for it. After restarts the nodes that stayed lead everything; once no leader has changed for a
-while, a few leaderships at a time go back. A draining node gives up its leaderships at once.
+Owns: which leaderships to transfer, as a pure function, and the loop of the meta leader that
+requests the transfers. After a rolling restart, the nodes that stayed up lead everything; once no
+leader has changed for a while, a few leaderships at a time move back. A draining node gives up its
+leaderships immediately.
 May not touch: elections; Raft transfers leadership only to a member that has caught up.
 Spec: docs/decisions/0015-nodes-come-and-go.md."""
 
@@ -28,10 +29,10 @@ from raft import GroupId, NodeId, RaftError
 logger = logging.getLogger("jetraft.cluster")
 
 CHECK_EVERY_S: Final = 2.0
-QUIET_S: Final = 30.0  # without a change of leaders, before leaderships move by themselves
+QUIET_S: Final = 30.0  # without a change of leaders, before leaderships are moved automatically
 TRANSFERS_MAX: Final = 8  # at a time
-UNEVEN: Final = 1.25  # by itself only if a node leads so many times its share
-EVEN: Final = 1.0  # on request
+UNEVEN: Final = 1.25  # automatic moves: only if a node leads this many times its share
+EVEN: Final = 1.0  # the same, on request
 
 _encode = msgspec.msgpack.Encoder().encode
 _transfer = msgspec.msgpack.Decoder(tuple[int, int])
@@ -53,7 +54,7 @@ def next_transfers(
     alive: Callable[[NodeId], bool],
     tolerance: float,
 ) -> list[LeaderTransfer]:
-    """A few leaderships to transfer now. Each makes the numbers more even by two, so it ends."""
+    """A few leaderships to transfer now. Each reduces a difference by two, so this terminates."""
     able = [node for node in nodes.placeable() if alive(node)]
     led = [(one, leader(one.group)) for one in assignments]
     leading = Counter(node for _, node in led)
@@ -65,7 +66,7 @@ def next_transfers(
     transfers: list[LeaderTransfer] = []
     for one, node in led:
         if node is None or set(one.peers) != set(one.members):
-            continue  # it has no leader, or its leader moves it
+            continue  # it has no leader, or is being moved by it
         others = [NodeId(m) for m in one.members if m != node and m in counts]
         to = min(others, key=lambda other: (counts[other], other), default=None)
         if to is None:
@@ -83,7 +84,7 @@ def next_transfers(
 
 @dataclass(slots=True)
 class LeaderBalance:
-    """`run` is a task of the node; only the leader of the meta group does something in it."""
+    """`run` is a task of every node; it acts only on the leader of the meta group."""
 
     group: MetaGroup
     leaders: LeaderTable
@@ -103,8 +104,8 @@ class LeaderBalance:
                 await self._transfer(self._due(time.monotonic()))
 
     async def ask(self) -> int:
-        """Have the meta leader spread the leaders now. How many leaderships it transfers first;
-        the others follow by themselves. Raises CallFailed or JetStreamError."""
+        """Ask the meta leader to spread the leaders now. Returns how many leaderships it transfers
+        first; the others follow automatically. Raises CallFailed or JetStreamError."""
         leader = await self.leaders.wait(META_GROUP)
         return _count.decode(await self.rpc.call(leader, "rebalance", b""))
 

@@ -14,9 +14,9 @@ from raft import NodeId
 
 
 class ClusterMembers:
-    """`founded` is set while this node belongs to a cluster and knows its streams. They may be
-    those of an earlier time: `learned` is set when the table has contained, at some time since it
-    was read from disk, all that was committed by then."""
+    """`founded` is set while this node belongs to a cluster and has a stream table, which may be
+    outdated. `learned` is set once the table has been current at some time since it was read from
+    disk."""
 
     def __init__(self, node: NodeId, nodes: NodeTable, peer_name: Callable[[NodeId], str]) -> None:
         self.node = node  # this one
@@ -27,7 +27,7 @@ class ClusterMembers:
         self.nodes: list[NodeId] = []  # members, also those that are draining or leaving
         self.placeable: list[NodeId] = []  # those that may get replicas
         self.on_change: list[Callable[[], None]] = []
-        self.removed = False  # this node was a member, and never will be again
+        self.removed = False  # this incarnation was removed, and will never be a member again
 
     def refresh(self) -> None:
         """The table of nodes has changed."""

@@ -69,7 +69,7 @@ class MetaGroup:
     on_removed: Callable[[Assignment], None]
     on_leader: Callable[[NodeId | None], None]
     on_nodes: Callable[[], None]  # the table of nodes has changed
-    on_written: Callable[[], None]  # changes are rare, and a restart needs them: flush soon
+    on_written: Callable[[], None]  # requests a flush soon: changes are rare, a restart needs them
     on_flushed: Callable[[int], None]
     is_leader: bool = False
     _proposals: Proposals = field(default_factory=Proposals)
@@ -83,17 +83,17 @@ class MetaGroup:
         self._flushed = self.assignments.applied
 
     def give_up_log(self, store: DamagedLogs) -> None:
-        """The log is damaged: keep the table as of its record, if what is left of the log knows
-        that position, or begin with an empty one. Raises DamagedLog if what this node has promised
-        is not known."""
+        """The log is damaged: keep the table as stored, if the rest of the log contains its
+        position; otherwise start with an empty table. Raises DamagedLog if the promises of this
+        node are unknown."""
         log = store.give_up_log(META_GROUP, self.assignments.applied)
         if log.last_index() != self.assignments.applied:
             self._begin_empty()
 
     def log_given_up(self, log: GivenUpLog) -> None:
-        """The log was given up in an earlier run and is empty. The empty table that belongs to it
-        may not have been flushed then; the one that was loaded instead is newer than the log, which
-        could not follow it. A table that is newer because a snapshot was being installed stays."""
+        """The log was given up in an earlier run and is empty, but the matching empty table may not
+        have been flushed: the loaded table is then ahead of the log and must be discarded. A table
+        that is ahead because a snapshot was being installed is kept."""
         if log.record.installing.index != self.assignments.applied:
             self._begin_empty()
 
@@ -109,8 +109,8 @@ class MetaGroup:
 
     @property
     def knows_all(self) -> bool:
-        """Whether this node leads the group and its table shows all that earlier leaders have
-        committed: then decisions that are taken from the table are not outdated."""
+        """Whether this node leads the group and its table includes everything that earlier leaders
+        have committed, so that decisions based on it are not outdated."""
         return self.is_leader and self._applied_term == self.host.status(META_GROUP).core.term
 
     async def propose(self, command: MetaCommand) -> MetaResult:
@@ -154,7 +154,7 @@ class MetaGroup:
         before = {(a.account, a.name): a for a in self.assignments}
         self._proposals.cancel()  # whether the snapshot includes their entries is unknown
         self.assignments.load_dump(b"".join(chunks))
-        self.on_nodes()  # first: the streams refer to nodes
+        self.on_nodes()  # first, because streams refer to nodes
         after = {(a.account, a.name): a for a in self.assignments}
         for place, old in before.items():
             new = after.get(place)
@@ -175,7 +175,7 @@ class MetaGroup:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def written(self) -> Index:
-        """What the next flush of the state column makes durable."""
+        """The index that the next flush of the state column makes durable."""
         return self.assignments.applied
 
     def flushed(self, index: Index) -> None:

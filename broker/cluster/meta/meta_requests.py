@@ -32,7 +32,7 @@ from raft import NodeId, RaftError
 CHANGE_WITHIN_S = 8.0
 KNOWN_HERE_WITHIN_S = 2.0
 BARRIER_WITHIN_S = 5.0
-LEVEL_OF_INDEX = 1  # the feature level of leaders that name the index with their answer
+LEVEL_OF_INDEX = 1  # the feature level from which leaders include the index in their answer
 
 _encode = msgspec.msgpack.Encoder().encode
 _command = msgspec.msgpack.Decoder(MetaCommand)
@@ -41,7 +41,7 @@ _node_answer = msgspec.msgpack.Decoder(NodeRecord | tuple[ErrCode, str])
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):
-    index: int  # that the leader had applied by then
+    index: int  # the leader's applied index at that time
     result: msgspec.Raw  # of the command
 
 
@@ -70,9 +70,9 @@ class MetaRequests:
     async def change(
         self, command: StreamCommand, *, timeout_s: float = CHANGE_WITHIN_S
     ) -> Assignment:
-        """Have the meta leader commit the command. Returns when this node has applied it as well,
-        so that a client that gets its answer here sees it here. Raises the JetStreamError of a
-        refusal."""
+        """Ask the meta leader to commit the command. Returns when this node has applied it as well,
+        so that a client that is answered here also sees the change here. Raises the JetStreamError
+        of a refusal."""
         answer = await self._ask(command, timeout_s)
         result = _stream_answer.decode(answer.result)
         if isinstance(result, Assignment):
@@ -81,7 +81,7 @@ class MetaRequests:
         raise JetStreamError(*result)
 
     async def change_node(self, command: NodeCommand) -> NodeRecord:
-        """As `change`, for a command about a node."""
+        """Like `change`, for a command about a node."""
         answer = await self._ask(command, CHANGE_WITHIN_S)
         result = _node_answer.decode(answer.result)
         if isinstance(result, NodeRecord):
@@ -113,15 +113,15 @@ class MetaRequests:
         return ChangeAnswer(await self._leader_index(leader), msgspec.Raw(result))
 
     async def current(self) -> None:
-        """Wait until this node has applied what the meta leader has applied by now."""
+        """Wait until this node has applied what the meta leader has applied at the call."""
         leader = await self.leaders.wait(META_GROUP)
         if leader != self.node:
             index = await self._leader_index(leader)
             await self.group.applied_here(index, timeout_s=KNOWN_HERE_WITHIN_S)
 
     async def _leader_index(self, leader: NodeId) -> int:
-        """One question at a time: a caller that has to wait shares the next one with all others
-        that came before it was asked."""
+        """The leader's applied index. One call is in flight at a time; callers that arrive
+        meanwhile share the next one."""
         before = self._asked
         async with self._one_question:
             if self._answered > before:
@@ -132,9 +132,9 @@ class MetaRequests:
             return self._index
 
     async def barrier(self) -> None:
-        """Wait until this node has applied all that the meta group has committed by now. Unlike
-        `current`, this does not trust a leader that may have been deposed. Raises CallFailed,
-        RaftError, TimeoutError or JetStreamError."""
+        """Wait until this node has applied everything that the meta group has committed before the
+        call. Unlike `current`, this does not trust a leader that may have been deposed. Raises
+        CallFailed, RaftError, TimeoutError or JetStreamError."""
         leader = await self.leaders.wait(META_GROUP)
         answer = await self.rpc.call(leader, "meta barrier", b"", timeout_s=BARRIER_WITHIN_S)
         index = int.from_bytes(answer, "little")

@@ -1,8 +1,8 @@
-"""The voters of the meta group: the next step from those it has to the nodes that are members.
+"""The voters of the meta group: the next step from the current voters to the wanted ones.
 
 Owns: that decision, as a pure function of the table of nodes and of the group as its leader sees
-it, and the loop of the leader that takes the steps. No step is remembered: after any crash the
-next leader continues from the state the group is in.
+it, and the loop of the leader that takes the steps. No step is stored: after any crash, the next
+leader continues from the state of the group.
 May not touch: the table of nodes (node_table.py), how members change (raft.core).
 Spec: docs/decisions/0015-nodes-come-and-go.md; Raft paper, section 6."""
 
@@ -44,13 +44,13 @@ class MetaTransfer:
 def next_meta_step(
     status: CoreStatus, nodes: NodeTable, *, connected: Callable[[NodeId], bool]
 ) -> MetaMembers | MetaTransfer | None:
-    """What the leader of the meta group does next; None: nothing, or nothing yet.
+    """The next step of the leader of the meta group; None: nothing to do, or not yet.
 
     A new member is a learner first, and votes once it has caught up. A node that leaves loses its
-    vote first, and stays as a learner until its replicas have moved: it is often down, and the
-    others should not need every vote for so long. A removed incarnation stays a voter until the one
-    that replaces it has caught up: without both, the others need every vote either way. No step
-    leads to voters without a connected majority."""
+    vote first, and stays as a learner until its replicas have moved: such a node is often down, and
+    the others should not need every vote for that long. A removed incarnation stays a voter until
+    its replacement has caught up: until then the others need every vote in any case. No step leads
+    to voters without a connected majority."""
     if status.outgoing or status.members_index > status.commit or status.transfer_to is not None:
         return None
     present = [NodeId(record.node) for record in nodes.present()]
@@ -78,7 +78,7 @@ def next_meta_step(
 
 
 def _stays(node: NodeId, nodes: NodeTable, pending: set[NodeId]) -> bool:
-    """An unknown voter is one that the table has forgotten long after its removal."""
+    """Whether the voter stays. An unknown one was removed so long ago that the table forgot it."""
     record = nodes.get(node)
     if record is None:
         return False
@@ -88,7 +88,7 @@ def _stays(node: NodeId, nodes: NodeTable, pending: set[NodeId]) -> bool:
 
 
 def may_vote(status: CoreStatus, node: NodeId) -> bool:
-    """Whether the node counts in the meta group, or would if its leader failed now."""
+    """Whether the node has a vote in the meta group, or would have if the leader failed now."""
     unsettled = status.members_index > status.commit
     return unsettled or node in status.voters or node in status.outgoing
 
@@ -99,7 +99,7 @@ def _has_quorum(voters: tuple[NodeId, ...], connected: Callable[[NodeId], bool])
 
 @dataclass(slots=True)
 class MetaVoters:
-    """`run` is a task of the node; only the leader of the meta group does something in it."""
+    """`run` is a task of every node; it acts only on the leader of the meta group."""
 
     group: MetaGroup
     nodes: NodeTable

@@ -40,7 +40,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class AddNode(msgspec.Struct, tag="add node", frozen=True):
-    """A new incarnation. One of the same name that is not removed is replaced by it."""
+    """Add a new incarnation. It replaces one of the same name that is not removed."""
 
     node: int
     name: str
@@ -48,7 +48,7 @@ class AddNode(msgspec.Struct, tag="add node", frozen=True):
 
 
 class SetStanding(msgspec.Struct, tag="set standing", frozen=True):
-    """Drain a node, undo that, begin to remove it, or finish that."""
+    """Drain a node, undo that, begin to remove it, or finish the removal."""
 
     node: int
     standing: Standing
@@ -96,8 +96,8 @@ class NodeTable:
     # -- changes, by the state machine ----------------------------------------------------------
 
     def found(self, names: dict[NodeId, str]) -> None:
-        """The founders, unless a record of the table was loaded: the same on every node, because
-        the founding record is."""
+        """Add the founders, unless a stored table was loaded. The result is the same on every node,
+        because the founding record is."""
         if not self._nodes:
             self._nodes = {node: NodeRecord(node, names[node]) for node in sorted(names)}
 

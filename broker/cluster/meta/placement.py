@@ -16,8 +16,8 @@ from hashlib import sha256
 from broker.jetstream.config.stream_config import Placement
 from raft import NodeId
 
-EXCLUDES = "!"  # a tag with this prefix names servers that are not wanted
-HALF_WEIGHT_BYTES = 10 << 30  # stored by all nodes: bytes count half as much as replicas then
+EXCLUDES = "!"  # a tag with this prefix excludes servers that have the tag
+HALF_WEIGHT_BYTES = 10 << 30  # when all nodes store this much, bytes weigh half as much as replicas
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class NoPlacement:
     elsewhere: str = ""  # the wanted cluster, which is not this one
 
     def sentence(self, unique_tag: str, name: Callable[[NodeId], str]) -> str:
-        """With what nats-server does not say: which nodes have no tag, which cluster is wanted."""
+        """The reason, with details that nats-server omits: nodes without a unique tag, and the
+        requested cluster."""
         text = str(self)
         if self.elsewhere:
             text += f", no server is in cluster '{self.elsewhere}'"
@@ -57,9 +58,9 @@ class NoPlacement:
 def node_loads(
     nodes: Sequence[NodeId], replicas: Callable[[NodeId], int], stored: Callable[[NodeId], int]
 ) -> dict[NodeId, float]:
-    """How loaded each node is: its share of all replicas plus its share of all stored bytes, which
-    counts little while the cluster stores little. So streams are spread by number, and no node gets
-    all the large ones."""
+    """The load of each node: its share of all replicas plus its share of all stored bytes; the
+    latter counts little while the cluster stores little. So streams are spread by number, and no
+    node gets all the large ones."""
     all_replicas = sum(map(replicas, nodes)) or 1
     all_bytes = sum(map(stored, nodes)) + HALF_WEIGHT_BYTES
     return {node: replicas(node) / all_replicas + stored(node) / all_bytes for node in nodes}
@@ -120,8 +121,8 @@ def choose_peers(
 
 
 def _has_tags(tags: Sequence[str], wanted: Sequence[str], why: NoPlacement) -> bool:
-    """Whether a server with these tags has all that are wanted; the first that differs goes into
-    `why`. Tags are compared without regard to case."""
+    """Whether a server with these tags has all wanted tags; the first that does not match is
+    recorded in `why`. Tags are compared case-insensitively."""
     has = {tag.lower() for tag in tags}
     for tag in wanted:
         if tag.startswith(EXCLUDES):

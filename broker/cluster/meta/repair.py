@@ -1,10 +1,9 @@
-"""Repair: bring every stream to nodes that are members and present.
+"""Repair: moves every stream to nodes that are members and connected.
 
-Owns: the decision what to change next in the stream table when nodes drain, leave or are gone, as
-a pure function, and the loop of the meta leader that proposes it. Nothing is remembered but since
-when nodes are away: the next leader looks at the table and continues.
-May not touch: the groups of streams: their leaders exchange the members
-(replica/member_changes.py).
+Owns: what to change next in the stream table when nodes drain, leave or are gone, as a pure
+function, and the loop of the meta leader that proposes it. The only memory is since when nodes are
+away: a new leader reads the table and continues.
+May not touch: the groups of streams; their leaders change the members (replica/member_changes.py).
 Spec: docs/decisions/0015-nodes-come-and-go.md."""
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ logger = logging.getLogger("jetraft.cluster")
 
 CHECK_EVERY_S: Final = 0.25
 FULL_CHECK_EVERY_S: Final = 5.0  # without a change of the table or of the connected nodes
-# A node that leaves may have the only replica of a stream. A link that fails while that moves must
-# not cost its messages.
+# A leaving node may have the only replica of a stream. A link that fails during the move must not
+# lose its messages.
 LOST_AFTER_S: Final = 30.0
-NAMED_MAX: Final = 3  # streams in one sentence
+NAMED_MAX: Final = 3  # streams named in one log message
 MOVES_MAX: Final = 32  # streams that move at the same time; the others wait
 
 
@@ -47,9 +46,9 @@ class ClusterView:
     """What the decision depends on besides the table."""
 
     placement: PlacementView
-    gone: Callable[[NodeId], bool]  # away for so long that its replicas are needed elsewhere
-    lost: Callable[[NodeId], bool]  # away for so long that, if it leaves, nobody waits for its data
-    votes: Callable[[NodeId], bool]  # in the meta group: it is not removed before it has no vote
+    gone: Callable[[NodeId], bool]  # away for so long that its replicas are replaced
+    lost: Callable[[NodeId], bool]  # away for so long that a removal does not wait for its data
+    votes: Callable[[NodeId], bool]  # in the meta group; a node is removed only without a vote
     now_ns: int
 
 
@@ -59,8 +58,8 @@ def worth_a_look(
     nodes: NodeTable,
     view: ClusterView,
 ) -> Iterable[Assignment]:
-    """The streams that may need a repair. There may be thousands: while all their nodes stay, only
-    those that move or have too few replicas."""
+    """The streams that may need a repair. While all nodes stay, these are only the streams that
+    move or have too few replicas: there may be thousands of others."""
     staying = {node for node in nodes.placeable() if not view.gone(node)}
     return list(sums.unsettled.values()) if sums.holders() <= staying else assignments
 
@@ -68,7 +67,7 @@ def worth_a_look(
 def next_repairs(
     assignments: Iterable[Assignment], nodes: NodeTable, view: ClusterView
 ) -> list[MetaCommand]:
-    """What to change now; empty: every stream is, or is moving to, where it should be."""
+    """The changes to propose now; empty: every stream is where it should be, or moving there."""
     commands: list[MetaCommand] = []
     held: set[int] = set()
     moving = 0
@@ -105,7 +104,7 @@ def _repair(one: Assignment, nodes: NodeTable, view: ClusterView) -> MetaCommand
 
 
 def _better_peers(one: Assignment, nodes: NodeTable, view: ClusterView) -> list[int]:
-    """The peers the stream should have, in view of the nodes there are."""
+    """The peers that the stream should have, given the current nodes."""
     staying, must_go, may_go = _staying(one, nodes, view)
     if not must_go and not may_go and len(one.peers) >= one.config.num_replicas:
         return one.peers
@@ -133,8 +132,8 @@ def _better_peers(one: Assignment, nodes: NodeTable, view: ClusterView) -> list[
 def _staying(
     one: Assignment, nodes: NodeTable, view: ClusterView
 ) -> tuple[list[NodeId], bool, bool]:
-    """The peers that keep their replicas, and whether others must or may lose theirs. A peer that
-    is connected and not in the table of nodes keeps it: then the table lacks something, and that
+    """The peers that keep their replicas, and whether others must or may lose theirs. A connected
+    peer that is missing from the table of nodes keeps its replica: the gap is in the table, and
     must not cost a replica."""
     staying: list[NodeId] = []
     must_go = may_go = False
@@ -157,8 +156,7 @@ def without_a_place(
     view: ClusterView,
     name: Callable[[NodeId], str],
 ) -> list[str]:
-    """Sentences about replicas that should be elsewhere, or do not exist, because no node can take
-    them."""
+    """Messages about replicas that should be moved or created, but that no node can take."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in assignments:
         staying, must_go, may_go = _staying(one, nodes, view)
@@ -198,14 +196,14 @@ def _leaves(nodes: NodeTable, member: int) -> bool:
 
 
 def _can_move(one: Assignment, view: ClusterView) -> bool:
-    """Without a majority nobody leads the stream, and nobody can move it."""
+    """Whether the stream can be moved: without a majority it has no leader to do it."""
     up = sum(view.placement.alive(NodeId(member)) for member in one.members)
     return 2 * up > len(one.members)
 
 
 @dataclass(slots=True)
 class Repair:
-    """`run` is a task of the node; only the leader of the meta group does something in it."""
+    """`run` is a task of every node; it acts only on the leader of the meta group."""
 
     group: MetaGroup
     view: Callable[[], PlacementView]
@@ -222,7 +220,7 @@ class Repair:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             if not self.group.knows_all:
-                self._away_since.clear()  # counted anew by the next leader
+                self._away_since.clear()  # the next leader starts to count again
                 self.stuck = []
                 continue
             commands = self._due(time.monotonic())

@@ -1,4 +1,4 @@
-"""The table of streams on this node's disk: a row for each stream, and a head for the rest.
+"""The table of streams on this node's disk: a row per stream, and a head record for the rest.
 
 Owns: the meta group's part of the state column.
 May not touch: the table itself; when the state column is flushed (replica/state_flush.py).
@@ -36,7 +36,7 @@ class ChangedTable(Protocol):
 
 
 class TableHead(msgspec.Struct, frozen=True):
-    """What the rows are the state of, and what is small."""
+    """The index that the rows belong to, and the small parts of the table."""
 
     applied: int
     nodes: list[NodeRecord]

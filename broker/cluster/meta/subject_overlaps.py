@@ -1,11 +1,11 @@
-"""Whether a stream's subjects overlap those of another stream, before the stream is proposed.
+"""Checks whether a stream's subjects overlap those of another stream, before it is proposed.
 
 Owns: an index of the captured subjects of each account in which this node was asked to create or
-update a stream. It follows from the table of assignments and is brought up to date when it is used.
+update a stream. It is derived from the table of assignments, and updated when it is used.
 May not touch: the table; the check at apply (assignments.py), which compares with the streams that
 are newer than this check.
-The cost of a check does not grow with the number of streams, and it is done in steps: a list of
-100,000 subjects stops nobody."""
+The cost of a check does not grow with the number of streams, and it runs in steps, so that a list
+of 100,000 subjects does not block the loop."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class SubjectOverlaps:
         return checked
 
     def _catch_up(self, account: str, captured: _Captured) -> Steps[None]:
-        """Enter the present subjects of the changed streams. Subjects are first removed, then
-        added: one may have moved from a stream to another."""
+        """Index the current subjects of the changed streams. All removals come before all
+        additions: a subject may have moved from one stream to another."""
         present = {name: self._subjects(account, name) for name in captured.pending}
         before = {name: captured.held.get(name, ()) for name in present}
         captured.pending.clear()
@@ -89,7 +89,7 @@ class SubjectOverlaps:
             for name, subjects in present.items():
                 yield from _each(subjects, partial(captured.index.add, owner=name))
         except GeneratorExit:
-            # Given up half-way: the next check begins with what may have been entered so far.
+            # Cancelled half-way: the next check starts with what may have been indexed so far.
             held |= {name: (*before[name], *subjects) for name, subjects in present.items()}
             captured.pending |= dict.fromkeys(present)
             raise

@@ -1,4 +1,4 @@
-"""What follows from the table of streams: sums and the few streams that need attention.
+"""Sums derived from the table of streams, and the few streams that need attention.
 
 Owns: these numbers, updated with each change, so that no request has to walk the table.
 May not touch: the table (assignments.py), sockets, clocks, Raft."""
@@ -68,7 +68,7 @@ class TableSums(Generic[A]):
             del self._reserved[key]
 
     def holders(self) -> set[int]:
-        """The nodes that hold a replica of any stream, or shall hold one."""
+        """The nodes that hold a replica of any stream, or should hold one."""
         return {node for node, count in self.load.items() if count}
 
     def mirrors_of(self, account: str, name: str) -> list[A]:
