@@ -1,10 +1,10 @@
-"""What a node uses of the computer it runs on: links to peers, a database, a flush thread, files.
+"""What a node uses of its machine: links to peers, a database, a flush thread, files.
 
-Owns: nothing. It names what is used, so that the simulator (chaos/sim) can run a whole node on a
-simulated computer; broker/cluster/runtime.py gets the real one.
-May not touch: how any of it is used. Time and random numbers are not here: every module takes
-them from the standard library (`time.monotonic()`, `secrets.token_bytes()`, ...), by the name of
-its module, where the simulator replaces them."""
+Owns: nothing. It lists what is used, so that the simulator (chaos/sim) can run a whole node on a
+simulated machine; broker/cluster/runtime.py uses the real one.
+May not touch: how any of it is used. Time and random numbers are not here: every module calls them
+through the module of the standard library (`time.monotonic()`, `secrets.token_bytes()`, ...), where
+the simulator replaces them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Platform:
     transport: Callable[..., Transport] = Transport  # raft/transport: the links to other nodes
     open_store: Callable[..., LogStore] = LogStore.open
     open_cipher: Callable[..., DirectoryCipher | None] = open_directory
-    # A database that is damaged: it is not opened again, and makes place for another one.
+    # For a damaged database: mark it so that it is not opened again, and move it out of the way.
     condemn: Callable[[LogStore], None] = LogStore.condemn
     set_aside: Callable[[Path], Path | None] = set_aside
     flush_thread: Callable[..., FlushThread] = FlushThread

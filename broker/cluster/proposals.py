@@ -41,9 +41,9 @@ class Proposals:
             waiting[1].set_exception(LostLeadership())
 
     def passed(self, index: Index) -> None:
-        """Everything up to `index` is applied, and our entries among it were reported. Fail the
-        others: another leader's first entry or a publish took their index, and those are not
-        reported here."""
+        """Everything up to `index` is applied, and our own entries up to it were reported. Fail the
+        remaining proposals: their index was taken by another leader's first entry or by a publish,
+        which are not reported here."""
         for lost in [i for i in self._futures if i <= index] if self._futures else ():
             _, future = self._futures.pop(lost)
             if not future.done():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class ReachedIndex:
-    """As many callers as there are requests at work, which are bounded where they arrive."""
+    """At most one caller per request in progress; requests are bounded where they arrive."""
 
     _waiting: dict[asyncio.Future[None], int] = field(default_factory=dict)
 

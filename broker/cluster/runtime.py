@@ -45,7 +45,7 @@ def build(options: Options) -> Runtime:
         if not options.cluster.name:
             raise StartFailed("jetstream cluster requires `cluster.name` to be set")
         if not options.cluster.routes:
-            # It would found a cluster of its own, beside that of the nodes that route to it.
+            # It would found a cluster of its own, apart from the nodes whose routes lead to it.
             raise StartFailed("JetStream cluster requires configured routes")
     if options.jetstream is not None:
         level = options.jetstream.feature_level
@@ -75,7 +75,7 @@ class Runtime:
         def spawn(work: Awaitable[None], task_name: str) -> None:
             server.spawn(work if iscoroutine(work) else _coroutine(work), name=task_name)
 
-        # Without a cluster the server may change its name: the data stays its own.
+        # Without a cluster, the server may change its name and keep its data.
         name = STANDALONE if cluster is None else self.options.server_name or server.name
         cluster_name = cluster.name if cluster is not None and cluster.name else STANDALONE
         store: OpenedStore | None = None
@@ -99,7 +99,7 @@ class Runtime:
             open_transport=self._platform.transport,
             hello={
                 "id": server.id,
-                # Clients are sent here once this node is a member of the cluster.
+                # This node is advertised to clients once it is a member of the cluster.
                 "urls": server.client_urls() if store is None else [],
                 "ws_urls": server.ws_urls() if store is None else [],
                 "leaf_urls": server.leaf_urls(),
@@ -144,7 +144,7 @@ class Runtime:
 
     def _expected_nodes(self) -> set[NodeId] | None:
         """The nodes that found the cluster together with this one: those that the routes lead to,
-        except those without JetStream. None: a route was never reached."""
+        except those without JetStream. None: some route was never reached."""
         if self.mesh is None or self.mesh.transport is None:
             return set()
         nodes = self.mesh.transport.seed_nodes()

@@ -2,10 +2,11 @@
 
 Owns: when a pass is due, how fast it reads, and the time of the last pass on disk.
 May not touch: what happens to a damaged stream (replica/membership.py).
-Damage that nobody reads would wait until the other replicas are damaged too. A pass reads one block
-or one entry at a time, and pauses after each, so that it takes a bounded part of the disk and of
-the time. Blocks are seldom in the page cache, so they are read on a worker thread. Entries are
-recent, and reading them holds the lock of the log: they are read on the loop.
+Damage to data that is never read would go unnoticed until the other replicas are damaged too. A
+pass reads one block or one entry at a time, and pauses after each, so that it uses a bounded share
+of the disk bandwidth and of CPU time. Blocks are rarely in the page cache, so they are read on a
+worker thread. Entries are recent, and reading them holds the lock of the log: they are read on the
+loop.
 Spec: docs/decisions/0025-damage-heals-itself.md."""
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ logger = logging.getLogger("jetraft.cluster")
 
 SCRUBBED_FILE: Final = "scrubbed"  # the time of the end of the last pass
 BYTES_PER_SECOND: Final = 8 << 20
-RECORD_BYTES: Final = 4 << 10  # what reading a record counts at least
+RECORD_BYTES: Final = 4 << 10  # each record counts as at least this much
 LOOK_EVERY_S: Final = 600.0
 
 
@@ -35,10 +36,11 @@ class ScrubbedSegments(Protocol):
     def from_seq(self, seq: int) -> Iterator[Segment]: ...
 
     def read_block(self, first_seq: int) -> Block:
-        """Raises BlockDamaged, after the owner of the data was told."""
+        """Raises BlockDamaged, after reporting the damage to the owner of the data."""
 
     def try_block(self, first_seq: int) -> int | None:
-        """The size of a block, or None if it could not be read. On any thread; nobody is told."""
+        """The size of a block, or None if it could not be read. May run on any thread; does not
+        report damage."""
 
 
 class ScrubbedLog(Protocol):
@@ -79,7 +81,8 @@ class Scrub:
             logger.info("scrub: %d MB of stored data were read and checked", read >> 20)
 
     def _last_ns(self) -> int:
-        """A new node begins with nothing to check; a damaged file is as good as none."""
+        """The end of the last pass. A new node has nothing to check yet; a damaged file counts as
+        missing."""
         raw = self.files.read(SCRUBBED_FILE)
         if raw is None or not raw.isdigit():
             self.files.write(SCRUBBED_FILE, str(self.now_ns()).encode())
@@ -120,8 +123,9 @@ class Scrub:
             return None
 
     def _again(self, replica: Scrubbed, segment: Segment) -> int:
-        """The thread could not read it: because it is damaged, or because it was removed or the
-        store was closed meanwhile. On the loop neither happens. Raises BlockDamaged."""
+        """Read a block again, on the loop. The thread could not read it because it is damaged, or
+        because it was removed or the store was closed meanwhile, which cannot happen on the loop.
+        Raises BlockDamaged."""
         if not replica.is_open() or segment.view is not None:
             return 0
         if next(replica.segments.from_seq(segment.first_seq), None) is not segment:
@@ -143,6 +147,6 @@ class Scrub:
         return read
 
     async def _rest(self, size: int) -> int:
-        """Pause for as long as reading so much may take."""
+        """Pause in proportion to the bytes read."""
         await asyncio.sleep(max(size, RECORD_BYTES) / BYTES_PER_SECOND)
         return size

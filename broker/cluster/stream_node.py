@@ -83,7 +83,7 @@ class StreamNode:
         spawn: Spawn,
         platform: Platform,
     ) -> None:
-        """`storage` is opened before the mesh is built: the id of this node is in it."""
+        """`storage` is opened before the mesh is built, because it contains the id of this node."""
         self.server = server
         self.mesh = mesh
         self.options = options
@@ -376,9 +376,9 @@ class StreamNode:
     # -- which part is notified of what ---------------------------------------------------------
 
     def _join_groups(self, founding: Founding) -> bool:
-        """The meta group, and the group of every stream assigned to this node. A node that joined
-        later is not among the first voters, so it neither votes nor campaigns before the log tells
-        it that it is a member. False: the log of the table was lost: the streams are not known."""
+        """Join the meta group and the groups of all streams assigned to this node. A node that
+        joined later is not a founding voter, so it neither votes nor campaigns before its log says
+        that it is a member. False: the log of the table was lost; the streams are unknown."""
         damage = self.storage.damage(META_GROUP)
         if damage is not None or self._table_lost:
             self._table_lost = False
@@ -407,8 +407,8 @@ class StreamNode:
         self.host.remove_group(META_GROUP, wipe=False)
 
     def _disk_recovered(self) -> None:
-        """The store was opened again after a failure (raft.Host, on_recovered). Unflushed state is
-        gone, as after a crash, and the log replays it; streams in memory lost nothing."""
+        """The store was reopened after a failure (raft.Host, on_recovered). Unflushed state is
+        lost, as after a crash, and replayed from the log; streams in memory lost nothing."""
         kept = set(self.host.groups())
         for replica in self.replicas:
             if replica.group not in kept:
@@ -454,7 +454,7 @@ class StreamNode:
         return self.replicas.get(replica.group) is replica
 
     def _block_damaged(self, group: int, error: Exception) -> None:
-        """Called by whoever reads a block, on any thread, in the middle of its work."""
+        """Called by the reader of a block, on any thread, in the middle of its work."""
         self._loop.call_soon_threadsafe(self.membership.damaged, group, error)
 
     def _leadership_changed(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
@@ -492,7 +492,7 @@ class StreamNode:
             self._pulls_lost(peer.node)
 
     def _pulls_lost(self, node: NodeId) -> None:
-        """The node is disconnected, or it was connected in one direction only: a leader drops pull
+        """The node is disconnected, or was connected in one direction only: a leader drops pull
         requests whose inbox it does not know."""
         self.receiver.pulls_lost(self.requests.lost_pulls(node))
 

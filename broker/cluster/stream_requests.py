@@ -1,6 +1,6 @@
 """Requests about one stream outside of the JSON API: plans of scans, blocks of writers.
 
-Owns: receiving them from the router, and finding their stream in a table that may lag.
+Owns: receiving them from the router, and looking up the stream in a table that may lag.
 May not touch: what the requests mean (broker/cluster/api/scan_plan.py, write_batches.py)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StreamRequest:
     stream: str
     reply: bytes
     body: bytes
-    rules: PublishRules | None  # None: the user may publish everything
+    rules: PublishRules | None  # None: the user's publishes are unrestricted
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class StreamLookup:
     barrier: Callable[[], Awaitable[None]]  # until the table here is current
 
     async def find(self, account: str, stream: str) -> Assignment:
-        """The table of this node may lag, or be empty after a loss of its data: only after a
-        barrier may it say that there is no such stream. Raises JetStreamError."""
+        """Raises JetStreamError if there is no such stream. Checks that only after a barrier: the
+        table of this node may lag, or be empty after a loss of its data."""
         if not self.members.founded.is_set():
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         assignment = self.assignments.get(account, stream)

@@ -3,7 +3,7 @@
 Owns: ids and times of events, the client they are about, the check that there are subscribers.
 May not touch: what events contain (broker/jetstream/api/advisories.py).
 An event without subscribers costs a cached lookup and is never encoded. Bounds: AT_ONCE advisories
-of deliveries are sent in one go, WAITING_MAX of an account wait for its turns.
+of deliveries are sent immediately; up to WAITING_MAX per account wait for its turns.
 Spec: NATS JetStream advisories ($JS.EVENT.ADVISORY.>)."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from broker.server.routing.router import Router
 
 Client = dict[str, object]
-AT_ONCE: Final = 32  # advisories of one pump that are sent with it
-WAITING_MAX: Final = 10_000  # of an account, for its turns; further ones are dropped
+AT_ONCE: Final = 32  # advisories of one pump of an engine that are sent immediately
+WAITING_MAX: Final = 10_000  # advisories of an account that wait; further ones are dropped
 
 
 class _User(Protocol):
@@ -104,7 +104,7 @@ class Advisories:
         request: bytes,
         response: bytes,
     ) -> None:
-        """A client has used the API."""
+        """The audit advisory: a client has used the API."""
         if self.router.has_interest(account, advisories.AUDIT_SUBJECT):
             event = advisories.api_audit(
                 server=self.info.server_name,
@@ -118,9 +118,9 @@ class Advisories:
     def of_delivery(
         self, account: Account, stream: str, consumer: Consumer, facts: list[Advisory]
     ) -> None:
-        """The advisories of one pump. A purge may end a great many messages at once: interest is
-        checked once per kind, and the first ones are sent now, the others in turns of the
-        account."""
+        """The advisories of one pump of an engine. A purge may terminate very many messages:
+        interest is checked once per kind; the first advisories are sent now, the others in turns of
+        the account."""
         wanted: dict[str, bool] = {}
         sent = 0 if account.name not in self._waiting else AT_ONCE
         for fact in facts:
@@ -197,7 +197,7 @@ class Advisories:
 
     def client(self, publisher: PublishingConnection | None, account: Account) -> Client:
         """What events say about the client that caused them."""
-        # A sink gets a narrow interface of the connection; the server has the connection itself.
+        # A sink sees only a narrow interface of the connection; the server has the object itself.
         found = self.connection(publisher.cid) if publisher is not None else None
         if found is None:
             return {"acc": account.name}

@@ -1,6 +1,6 @@
 """Stream info and consumer info, as API answers and /jsz show them.
 
-Owns: the numbers of an info and where they are read.
+Owns: which part of the node provides each field of an info.
 May not touch: anything; it only reads.
 Spec: NATS JetStream API, STREAM.INFO and CONSUMER.INFO."""
 
@@ -50,12 +50,12 @@ from raft import GroupId, NodeId
 from raft.host.group import GroupStatus, UnknownGroup
 
 SUBJECTS_PER_STEP: Final = 512
-BYTES_PER_SUBJECT: Final = 250  # in the table of counts and in the answer
-BYTES_PER_DELETED: Final = 60  # the same of a sequence
+BYTES_PER_SUBJECT: Final = 250  # estimated memory: entry in the table of counts, and in the answer
+BYTES_PER_DELETED: Final = 60  # the same, for a deleted sequence
 
 
 class ShownLinks(Protocol):
-    """The mesh, as far as it is shown."""
+    """The mesh, as far as infos show it."""
 
     @property
     def node(self) -> NodeId: ...
@@ -74,7 +74,7 @@ def raft_group_name(replica: Replica) -> str:
 
 @dataclass(slots=True)
 class AssetInfo:
-    """One per node. `origin_infos` are those of the mirror and the sources that are being read."""
+    """One per node. `origin_infos` returns those of the mirror and sources that are being read."""
 
     server_name: str
     domain: str
@@ -155,8 +155,8 @@ class AssetInfo:
         fresh_pending: int | None = None,
         num_pending: int | None = None,
     ) -> ConsumerInfo:
-        """With `fresh_pending`, its num_pending: as it was created, before the leader delivered
-        anything. With `num_pending`, that number, if this node does not lead: counted before."""
+        """`fresh_pending`: num_pending of a consumer just created, before the leader delivers.
+        `num_pending`: the number to show if this node does not lead, counted by the caller."""
         now, leading = self.now_ns(), replica.leading
         numbers = None
         if fresh_pending is None and leading is not None:
@@ -201,7 +201,7 @@ class AssetInfo:
     def cluster(self, replica: Replica) -> ClusterInfo:
         if not self.members.clustered:
             return ClusterInfo(leader=self.server_name)
-        if replica.leading is None:  # a follower knows the leader, not the progress of others
+        if replica.leading is None:  # a follower does not know the progress of other replicas
             leader = self.leader(replica.group)
             return ClusterInfo(
                 name=self.links.cluster,
@@ -245,9 +245,9 @@ class AssetInfo:
         )
 
     def meta_peer(self, member: NodeId) -> tuple[bool, int]:
-        """Whether a member has a vote in the meta group and everything that is committed there, and
-        how many entries it lacks. Only the leader knows that of others; elsewhere a member counts
-        as current while it is connected and votes."""
+        """Whether a member has a vote in the meta group and all its committed entries, and how many
+        entries it lacks. Only the leader knows this about others; on other nodes a member counts as
+        current while it is connected and has a vote."""
         try:
             status = self.status(META_GROUP).core
         except UnknownGroup:  # removed from the cluster
@@ -298,7 +298,7 @@ class AssetInfo:
 
 
 def details_bytes(replica: Replica, asked: StreamInfoRequest) -> int:
-    """What the lists of an info may take, while they are made and in the answer."""
+    """Estimated memory of the lists of an info, while they are built and in the answer."""
     store = replica.stream.store
     subjects = min(len(store.index), SUBJECT_DETAILS_LIMIT) if asked.subjects_filter else 0
     deleted = min(store.num_deleted, DELETED_DETAILS_LIMIT) if asked.deleted_details else 0
@@ -325,8 +325,8 @@ def info_details(
 def subject_counts(
     index: SubjectIndex, pattern: bytes, *, offset: int
 ) -> Steps[tuple[dict[str, int], Paged]]:
-    """Messages per stored subject that matches the pattern, one page. Other work of the loop runs
-    between the steps, so the counts are not all of the same moment."""
+    """Messages per stored subject that matches the pattern, one page. Other work runs between the
+    steps, so that the counts are not a consistent snapshot."""
     counts: dict[str, int] = {}
     total, offset = 0, max(offset, 0)
     last: bytes | None = b""
@@ -350,7 +350,7 @@ def stream_state(
     return StreamState(
         messages=store.messages,
         bytes=store.bytes,
-        # An empty stream shows a first sequence only if it was asked for.
+        # An empty stream has a first sequence only if one was configured.
         first_seq=store.first_seq if store.last_seq or stream.config.first_seq == 1 else 0,
         first_ts=store.first_time if store.messages else 0,
         last_seq=store.last_seq,

@@ -21,7 +21,7 @@ from raft import GroupId, NodeId
 from raft.types import Index, Members
 
 UNREACHABLE_SHOWN = 5  # routes
-# A replica under load is a few entries behind at any moment. It is current as long as it advances.
+# Under load, a replica is always a few entries behind. It counts as current while it advances.
 BEHIND_MAX = 100
 ADVANCES_WITHIN_S = 1.0
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
@@ -52,7 +52,8 @@ class HealthCore(Protocol):
 
 
 class HealthGroup(Protocol):
-    """A Raft group of this node. Read directly: a status of thousands of groups takes too long."""
+    """A Raft group of this node. Read directly, because building the status of thousands of groups
+    takes too long."""
 
     @property
     def stopped(self) -> str | None: ...
@@ -64,7 +65,7 @@ class HealthGroup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with one stream on this node, or with what the query names."""
+    """What is wrong with one stream on this node, or that an object of the query does not exist."""
 
     kind: str  # ACCOUNT, STREAM or CONSUMER
     error: str
@@ -93,7 +94,8 @@ class JetStreamHealth:
     trouble: Callable[[], str | None]  # why the store takes no writes
     disk_full: Callable[[], bool]  # no messages are stored, all else works
     clock_trouble: Callable[[], str | None]
-    # Sentences about replicas without a place (at the meta leader) and damage without a cure.
+    # Messages about replicas that no node can take (at the meta leader) and damage that cannot be
+    # repaired.
     stuck: Callable[[], list[str]]
     strangers: Callable[[], list[str]]  # refused servers of another cluster with the same name
     lame_duck: Callable[[], bool]
@@ -103,14 +105,14 @@ class JetStreamHealth:
     replica: Callable[[int], HealthReplica | None]  # of a group
     held: Callable[[GroupId], HealthGroup | None]
     now_s: Callable[[], float] = time.monotonic
-    # By group that was behind: how far it was, and when. Cleared when it is level.
+    # Per group that is behind: its applied index, and when. Removed when it has caught up.
     _behind: dict[GroupId, tuple[Index, float]] = field(default_factory=dict)
 
     def healthz(self, query: Query) -> Steps[tuple[int, Document]]:
-        """`live`: the event loop runs, or this would not be answered. `startup`: the log is
+        """`live`: always ok, since the event loop runs if this is answered. `startup`: the log is
         replayed and the meta group has a leader. `ready`: this node can serve its clients, and
         every stream that it holds works here. A full disk is an error, but such a node stays
-        ready: it must be reached to read and to free space."""
+        ready: clients must reach it to read and to free space."""
         if has_flag(query, "live", "js-enabled-only", "js-enabled"):
             return 200, {"status": "ok"}
         if (wrong := _wrong_query(query)) is not None:
@@ -148,7 +150,7 @@ class JetStreamHealth:
         return None
 
     def _meta_reason(self) -> str | None:
-        """Why this node takes no part in the meta group; None if it does."""
+        """Why this node does not take part in the meta group; None if it does."""
         meta = self.held(META_GROUP)
         if meta is None:
             return None
@@ -178,7 +180,7 @@ class JetStreamHealth:
         return (503, _report(found, query)) if found else (200, self._ok())
 
     def _missing(self, query: Query) -> Problem | None:
-        """What the query names and does not exist."""
+        """The object named in the query that does not exist, if any."""
         account, stream = query.get("account", ""), query.get("stream", "")
         consumer = query.get("consumer", "")
         if account and not self.has_account(account):
@@ -211,7 +213,7 @@ class JetStreamHealth:
         return Problem("STREAM", f"JetStream stream '{account} > {name}' {reason}", account, name)
 
     def _reason(self, assignment: Assignment) -> str | None:
-        """Why this node's replica of a stream does not do its work; None if it does."""
+        """Why this node's replica of a stream is unhealthy; None if it is healthy."""
         replica = self.replica(assignment.group)
         if replica is None:
             return "is not on this node, which should hold a replica"
@@ -220,19 +222,19 @@ class JetStreamHealth:
             return f"is stopped on this node: {group.stopped if group else 'it has no group'}"
         core = group.core
         if not core.members.has_voter(self.node):
-            # New or rebuilt. The others may need every vote, so none of them should stop now.
+            # New or rebuilt. The others may need every vote, so no other node should stop now.
             return "is not current: this replica is being built and has no vote yet"
         if core.asleep:
             return None  # idle: every reachable member has everything
         if core.recovering or group.installing:
-            # Another node that restarts now would take the last copy with it.
+            # If another node restarted now, the last copy could be unavailable.
             return "is not current: it has lost its log and is catching up"
         if self.leader(assignment.group) is None:
             return "has no leader"
         return None if self._advances(replica.group, core) else "is not current"
 
     def _advances(self, group: GroupId, core: HealthCore) -> bool:
-        """Whether what is committed is applied, or is about to be."""
+        """Whether committed entries are applied, or the applied index is advancing."""
         applied, now_s = core.applied_index, self.now_s()
         if applied >= core.commit:
             self._behind.pop(group, None)

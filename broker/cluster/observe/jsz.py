@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Totals:
-    """Of some replicas."""
+    """Sums over some replicas."""
 
     memory: int = 0
     storage: int = 0
@@ -64,7 +64,7 @@ class JetStreamDocument:
     replicas: ReplicaTable
     assignments: AssignmentTable
     info: AssetInfo
-    api: Callable[[str], ApiStats]  # of an account, of all under ""
+    api: Callable[[str], ApiStats]  # of an account; "": of all accounts
 
     def jsz(self, query: Query) -> Steps[Document]:
         replicas, api = list(self.replicas), self.api("")
@@ -125,7 +125,7 @@ class JetStreamDocument:
             "cluster_size": len(members.nodes),
             "quorum_needed": len(members.nodes) // 2 + 1,
             "pending": 0,
-            "pending_requests": 0,  # requests and infos have no queue of their own
+            "pending_requests": 0,  # API requests have no queue
             "pending_infos": 0,
             "replicas": replicas,
         }

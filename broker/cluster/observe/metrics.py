@@ -1,11 +1,11 @@
-"""The JetStream numbers of /metrics.
+"""The JetStream metrics of /metrics.
 
-Owns: their names and help texts, and how many streams and consumers are shown one by one.
+Owns: their names and help texts, and how many streams and consumers get samples of their own.
 May not touch: live state beyond reading it; the text of the answer (broker/server/samples.py).
-Spec: Prometheus, metric and label naming. A replica is shown by every node that has it, a consumer
-only by the node that leads its stream: sums over all nodes count it once.
-Bounds: STREAMS_MAX replicas and CONSUMERS_MAX consumers have labels of their own; how many were
-left out is a number itself. Totals include them."""
+Spec: Prometheus, metric and label naming. A replica is reported by every node that has it, a
+consumer only by the node that leads its stream, so that a sum over all nodes counts it once.
+Bounds: STREAMS_MAX replicas and CONSUMERS_MAX consumers have labels of their own; the number left
+out is reported as a metric. Totals include them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 STREAMS_MAX = 5_000
 CONSUMERS_MAX = 20_000
-PER_STEP = 8  # replicas or consumers; then other work of the event loop has its turn
+PER_STEP = 8  # replicas or consumers per step; other work of the event loop runs in between
 
 STREAMS = gauge("streams", "Stream replicas on this node.")
 STREAMS_LED = gauge("streams_led", "Streams that this node leads.")
@@ -110,7 +110,7 @@ OF_CONSUMER = (
 
 
 class MeasuredReplica(Protocol):
-    """What is measured of a replica."""
+    """A replica, as far as metrics read it."""
 
     @property
     def name(self) -> str: ...
@@ -145,7 +145,7 @@ class JetStreamMetrics:
     readers: Callable[[], Iterator[StreamingReader]]
 
     def steps(self, into: Exposition) -> Iterator[None]:
-        """Add all numbers, in steps of a few milliseconds at most."""
+        """Add all samples, in steps of a few milliseconds at most."""
         replicas = list(self.replicas)
         into.add(self._node(replicas))
         into.add(self._api(replicas))

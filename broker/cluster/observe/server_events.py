@@ -1,9 +1,9 @@
 """Advisories of the system account about this server and its cluster.
 
-Owns: what was told already, and the task that looks for news.
-May not touch: what it looks at.
-A leader of the meta group tells that it leads, and which servers were removed. Every server tells
-when its disk is full and when it dropped requests.
+Owns: which events were already sent, and the task that polls for new ones.
+May not touch: what it polls.
+The leader of the meta group reports its election, and which servers were removed. Every server
+reports when its disk is full and when it dropped requests.
 Spec: NATS JetStream advisories: DOMAIN.LEADER_ELECTED, SERVER.REMOVED, SERVER.OUT_OF_STORAGE,
 API.LIMIT_REACHED."""
 
@@ -50,7 +50,7 @@ class ServerEvents:
                 self.advisories.send(self.system(), event)
 
     def news(self) -> list[Event]:
-        """What has happened since the last look."""
+        """Events since the last call."""
         found = [*self._of_leader(), *self._of_disk()]
         dropped = self.dropped()
         if dropped > self._dropped:
@@ -71,7 +71,7 @@ class ServerEvents:
         return found
 
     def _elected(self, shown: dict[str, Any]) -> Event:
-        """As nats-server tells it: the id of the leader, who is one of the replicas."""
+        """In the form of nats-server: the id of the leader, which is one of the replicas."""
         leader = get_hash(shown["leader"])
         own = {"name": shown["leader"], "current": True, "active": 0, "peer": leader}
         others = [

@@ -1,4 +1,4 @@
-"""Mirrors and sources: reading the streams that other streams are filled from.
+"""Mirrors and sources: reading their origins, the streams that they copy.
 
-Begin with `mirroring.py` (which origins are read), then `origin_reader.py` (one of them) and
-`origin_connection.py` (the client connection it reads from)."""
+Start reading with `mirroring.py` (which origins are read), then `origin_reader.py` (one of them)
+and `origin_connection.py` (the client connection to it)."""

@@ -36,12 +36,12 @@ from broker.jetstream.stream.sourcing import (
 from broker.store.block.codec import Block, BlockBuilder, append_sourced
 from broker.wire import headers as wire_headers
 
-STARTED_PER_TURN = 4  # readers of one stream
+STARTED_PER_TURN = 4  # readers of one stream that start in one turn of the loop
 MIRROR = ""  # the key of a stream's mirror among its origins; sources have their own
 
 
 class Mirror:
-    """Sequences and times are the origin's: the last stored sequence is the position."""
+    """Sequences and times are those of the origin, so the last stored sequence is the position."""
 
     wrong_consumer = ErrCode.MIRROR_CONSUMER_REQUIRES_ACK_FC
     taken = 0
@@ -72,7 +72,7 @@ class Mirror:
 
 
 class Sourcing:
-    """Messages get sequences of this stream; the position in the origin is kept beside them."""
+    """Messages get sequences of this stream; the position in the origin is stored separately."""
 
     wrong_consumer = ErrCode.SOURCE_CONSUMER_REQUIRES_ACK_FC
 
@@ -88,7 +88,7 @@ class Sourcing:
         return self._replica.stream.source_positions.get(source_key(self._source), 0)
 
     def position(self) -> int:
-        position = self._proposed = self.taken  # asked whenever reading starts again
+        position = self._proposed = self.taken  # called whenever reading starts again
         return position
 
     def stored(self, raw: bytes) -> bytes:
@@ -161,7 +161,7 @@ class MirrorsAndSources:
         for at in range(0, len(keys), STARTED_PER_TURN):
             await asyncio.sleep(0)
             if self._wanted.get(replica.group) is not wanted:
-                return  # of another configuration, or not led here any more
+                return  # the configuration has changed, or this node no longer leads
             for key in keys[at : at + STARTED_PER_TURN]:
                 self._start(replica, key, wanted[key])
 
@@ -174,7 +174,7 @@ class MirrorsAndSources:
         self.spawn(self._owned(reader, replica.group, key, name), name)
 
     async def _owned(self, reader: OriginReader, group: int, key: str, name: str) -> None:
-        """Cancelling one reader must not look like a failure of the server's task."""
+        """The task of one reader. Cancelling the reader must not look like a failure of a task."""
         if self._running.get(group, {}).get(key) is not reader:
             return  # cancelled before it began
         reader.task = asyncio.create_task(reader.run(), name=name)
@@ -196,5 +196,5 @@ def _cancel(reader: OriginReader) -> None:
 
 
 def _names(raw: bytes, names: tuple[bytes, ...]) -> bool:
-    """Whether a header may have one of these names; a payload that has it counts too."""
+    """Whether a header may have one of these names. May be true because a payload contains it."""
     return any(name in raw for name in names)

@@ -1,4 +1,4 @@
-"""A client connection to the origin of a mirror or source; messages are kept byte for byte.
+"""The client connection to the origin of a mirror or source; messages are copied byte for byte.
 
 Owns: one connection, one inbox, the push consumer it reads through.
 May not touch: the stream that is filled.
@@ -34,8 +34,8 @@ from broker.wire import headers as wire_headers
 
 CONNECT_WITHIN_S = 5.0
 HEARTBEAT_S = 2.0
-MESSAGE_BYTES_MAX = 65 << 20  # the largest payload a server can allow, and its headers
-# Flow control of an honest origin stops far below; another one may send as fast as it can.
+MESSAGE_BYTES_MAX = 65 << 20  # the largest payload that a server can allow, and its headers
+# The flow control of a well-behaved origin stops far below this; others may send without limit.
 EARLY_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
 EARLY_OVERHEAD_BYTES = 500  # of a message besides its bytes
 
@@ -103,7 +103,7 @@ _Message = tuple[_Head, bytes, bytes]  # with headers and payload
 
 def _numbers(head: _Head) -> tuple[int, int, int, int]:
     """Stream and consumer sequence, time, and number of pending messages, from the ack reply. The
-    newer form has two more tokens before them and may have more after them."""
+    newer form has two more tokens (domain, account hash) before them, and may have more after."""
     tokens = head.reply.split(b".")
     first = 5 if len(tokens) < 11 else 7
     seq, consumer_seq, time_ns, pending = (int(token) for token in tokens[first : first + 4])
@@ -112,8 +112,8 @@ def _numbers(head: _Head) -> tuple[int, int, int, int]:
 
 @dataclass(slots=True)
 class OriginConnection:
-    """Connected and subscribed. `next` returns messages in order. Whatever the other side sends,
-    it raises nothing but OriginLost, or TimeoutError when nothing arrives."""
+    """Connected and subscribed. `next` returns messages in order. Whatever the other side sends, it
+    raises only OriginLost, or TimeoutError if nothing arrives."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -171,7 +171,7 @@ class OriginConnection:
     async def over(
         cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, api: str = "$JS.API"
     ) -> OriginConnection:
-        """Over an open connection to a server that does not ask for credentials."""
+        """Use an open connection to a server that requires no credentials."""
         origin = cls(reader, writer, api)
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
@@ -288,7 +288,7 @@ class OriginConnection:
         return answer.config
 
     async def next(self) -> OriginMessage:
-        """The next message. Answers heartbeats and flow control on the way."""
+        """The next message. Handles heartbeats and flow control requests that come before it."""
         while True:
             if self._early:
                 head, headers, data = self._early.popleft()
@@ -305,8 +305,8 @@ class OriginConnection:
 
     async def take(self, builder: BlockBuilder, *, rows_max: int, bytes_max: int) -> int:
         """Append what has arrived to the builder, at least one message, with the sequences and
-        times of the origin. Returns how many are pending after the last one. Waits, answers
-        heartbeats and flow control only before the first message."""
+        times of the origin. Returns how many messages are pending after the last one. Waits, and
+        handles heartbeats and flow control, only before the first message."""
         pending = self._take_run(builder, rows_max, bytes_max)
         if pending < 0:
             one = await self.next()
@@ -317,7 +317,7 @@ class OriginConnection:
         return pending
 
     def _take_run(self, builder: BlockBuilder, rows_max: int, bytes_max: int) -> int:
-        """Append the messages that are here in one call. Returns -1 if there is none."""
+        """Append the buffered messages in one call of the codec. Returns -1 if there are none."""
         if self._early:
             return -1
         waiting, before = self.waiting, builder.rows
@@ -338,7 +338,7 @@ class OriginConnection:
 
     def buffered(self) -> bool:
         """Whether the next message of the stream is buffered completely, so that a batch can take
-        it without waiting. A heartbeat does not count: the message behind it may take long."""
+        it without waiting. A heartbeat does not count: the message after it may take long."""
         if self._early:
             return self._early[0][0].stored
         waiting = self.waiting

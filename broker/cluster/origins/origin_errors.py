@@ -1,4 +1,4 @@
-"""What can go wrong between a mirror or source and its origin.
+"""The errors of reading the origin of a mirror or source.
 
 Owns: the exceptions that end one attempt to read an origin.
 May not touch: when the next attempt is made (origin_reader.py)."""

@@ -4,9 +4,9 @@ Owns: the connection to the origin, its retries and its statistics.
 May not touch: the stream's state. Messages are proposed to the stream's group, so a new leader or a
 restarted node needs nothing else: the applied state contains the position to continue from.
 The origin is a stream of the same account, or of a *remote* (jetstream.remotes in the
-configuration): `external.api` names it as `$JS.<remote>.API`. Without such a remote, the API is
-asked under that prefix in the account of the stream: a leaf node, a hub or another account may
-serve it.
+configuration), which `external.api` names as `$JS.<remote>.API`. If there is no such remote,
+requests go to that prefix in the account of the stream, where a leaf node, a hub or another account
+may answer.
 Spec: NATS JetStream, mirrors and sources."""
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ class OriginTarget(Protocol):
 
     @property
     def taken(self) -> int:
-        """What the info of a source shows: its position; 0 for a mirror."""
+        """The position that the info of a source shows; 0 for a mirror."""
 
     def position(self) -> int:
-        """The last sequence of the origin that is in the stream, 0 before the first."""
+        """The origin's sequence of the last copied message, 0 before the first."""
 
     def stored(self, raw: bytes) -> bytes:
-        """The block of an origin as this stream stores it: headers, subjects."""
+        """A block of the origin, with headers and subjects changed as this stream stores them."""
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
         """`last` is the origin's sequence of the last row."""
@@ -128,8 +128,8 @@ class OriginAccess:
 
     remotes: Mapping[str, Remote]
     inside: Callable[[str], Streams]  # a connection to this server, by account
-    # Whether a server answers requests on this subject of the account: a leaf node or hub that has
-    # the domain, or an imported service. A stream that would store the request does not count.
+    # Whether a server answers requests on this subject of the account: a leaf node or hub with that
+    # domain, or an imported service. A stream that captures the subject does not count.
     answered: Callable[[str, bytes], bool] = lambda _account, _subject: False
 
     @classmethod
@@ -271,8 +271,8 @@ class OriginReader:
         return source.opt_start_seq or 1, 0 if source.opt_start_seq else source.opt_start_time or 0
 
     async def _copy_blocks(self, origin: OriginConnection) -> None:
-        """Read a long backlog in whole blocks. What cannot be read so is left to the consumer; if
-        the connection is lost meanwhile, the next attempt reads by consumer only."""
+        """Read a long backlog in whole blocks. The rest is read by consumer; if the connection is
+        lost meanwhile, the next attempt reads by consumer only."""
         filters = SourceMapping(self.source).filters
         lost_before, self._by_blocks = self._by_blocks, False
         if lost_before or self._start()[1] or not can_scan(origin, filters):
@@ -298,7 +298,7 @@ class OriginReader:
                     self._known = max(self._known, block.last_seq)
                     await self._propose(fresh, last=block.last_seq, most=IN_FLIGHT_MAX)
                 if self._known == known:
-                    break  # no row of these filters, or a replica that lags
+                    break  # no row matches the filters, or the replica lags
         except SCAN_FAILURES as refused:
             logger.info(
                 "stream %s reads %s by consumer: %s",
@@ -325,14 +325,14 @@ class OriginReader:
         self.lag = await origin.take(builder, rows_max=BATCH_ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
         raw, last = builder.build(seal=False), builder.last_seq
         self._check(Block(raw, verify=False))
-        if builder.first_seq <= self._known:  # a durable consumer may deliver what is stored
+        if builder.first_seq <= self._known:  # a durable consumer may redeliver stored messages
             raw = _after(Block(raw, verify=False), self._known)
-        # With nothing more to read, wait for the result of what was proposed.
+        # If there is nothing more to read, wait for the results of all proposals.
         await self._propose(raw, last=last, most=IN_FLIGHT_MAX if origin.buffered() else 1)
 
     def _check(self, block: Block) -> None:
-        """An origin may belong to somebody else. What every replica stores, and what is sent to
-        clients later, must not depend on whether it is sound. Raises OriginLost."""
+        """Validate a block: the origin may be run by somebody else and is not trusted. Raises
+        OriginLost."""
         if not block.rows:
             return
         if not self._reached < block.first_seq <= block.last_seq <= SEQUENCE_MAX:
@@ -358,7 +358,7 @@ class OriginReader:
             self.target.check(await self._in_flight.popleft())
 
     async def _settle(self) -> None:
-        """Wait for proposals in flight, so that the applied state says where to continue."""
+        """Wait for proposals in flight, so that the applied state contains the position."""
         while self._in_flight:
             await self._in_flight.popleft()
 

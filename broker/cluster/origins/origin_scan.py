@@ -1,9 +1,9 @@
-"""Reading an origin in whole blocks, while its stream is far ahead of the copy.
+"""Reads an origin in whole blocks, while it is far ahead of the copy.
 
 Owns: plan and scan requests over the connection to the origin, and which origins can be scanned.
-May not touch: the stream that is filled; what follows the backlog (a consumer delivers it).
-Only JetRaft serves scans. An origin with another retention than limits is not scanned: there the
-delivery to a consumer removes or keeps messages.
+May not touch: the stream that is filled; messages after the backlog (read by consumer).
+Only JetRaft serves scans. An origin with a retention other than limits is not scanned: there,
+messages are removed or kept depending on their delivery to consumers.
 Spec: broker/scan/protocol.py; docs/decisions/0039-copies-in-blocks.md."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from broker.scan.protocol import (
 from broker.store.block.codec import Block, BlockDamaged
 
 FILTERS_MAX: Final = 16  # a request is one line, and servers bound its length
-BACKLOG_MIN: Final = 8  # messages; a consumer delivers fewer as fast
-# The origin, or its replica, cannot serve this scan: a consumer can read it.
+BACKLOG_MIN: Final = 8  # messages; for fewer, a consumer is as fast
+# The origin, or its replica, cannot serve this scan: read by consumer.
 SCAN_FAILURES: Final = (
     OriginRefused,
     PlanRefused,
@@ -46,14 +46,15 @@ SCAN_FAILURES: Final = (
 
 
 def can_scan(origin: OriginConnection, filters: tuple[str, ...]) -> bool:
-    """JetRaft names Python in INFO; a scan reads the streams of the server that it is sent to."""
+    """Whether the origin is a JetRaft server (its INFO names Python), and the stream is its own: a
+    scan reads the streams of the server that it is sent to."""
     info = origin.info
     here = origin.api in ("$JS.API", f"$JS.{info.get('domain')}.API")
     return here and str(info.get("go", "")).startswith("python") and len(filters) <= FILTERS_MAX
 
 
 async def backlog(origin: OriginConnection, stream: str, *, start: int) -> ScanPlan | None:
-    """The plan of the origin, None if a consumer reads the rest as well."""
+    """The plan of the origin; None if it has to, or may as well, be read by consumer."""
     body = await origin.request(f"{PLAN_SUBJECT}{stream}", b"")
     plan = decode_plan(body)
     if plan.retention != Retention.LIMITS:
@@ -64,7 +65,8 @@ async def backlog(origin: OriginConnection, stream: str, *, start: int) -> ScanP
 async def scanned(
     origin: OriginConnection, plan: ScanPlan, *, start: int, filters: tuple[str, ...]
 ) -> AsyncIterator[Block]:
-    """The blocks from `start` to the last sequence of the plan, or as far as this replica is."""
+    """The blocks from `start` to the last sequence of the plan, or as far as this replica has
+    them."""
     request = ScanRequest(
         stream=plan.stream, id=plan.id, first=start, last=plan.last_seq, subjects=filters
     )

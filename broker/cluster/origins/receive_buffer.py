@@ -1,8 +1,8 @@
-"""The bytes that an origin has sent and that were not read yet.
+"""The receive buffer of a connection to an origin.
 
 Owns: one buffer of bytes, so that a codec can read many messages from it in one call.
 May not touch: what the bytes mean.
-Bounds: a line is at most READ_LIMIT long; nothing is received before what is here was used."""
+Bounds: a line is at most READ_LIMIT long; nothing is received before the buffer was consumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ_LIMIT = 1 << 20
 class ReceiveBuffer:
     reader: asyncio.StreamReader
     received: bytes = b""
-    at: int = 0  # what comes before it was used
+    at: int = 0  # bytes before this offset were consumed
 
     async def line(self) -> bytes:
         """The next line without its end. Raises OriginLost."""
@@ -58,7 +58,7 @@ class ReceiveBuffer:
         self.at = 0
 
     def pull(self) -> None:
-        """Take what has arrived already, without waiting, unless there is plenty."""
+        """Take what has already arrived, without waiting, unless the buffer has plenty."""
         arrived: bytearray = self.reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001
         if arrived and len(self.received) - self.at < READ_LIMIT:
             self.received = self.received[self.at :] + bytes(arrived)

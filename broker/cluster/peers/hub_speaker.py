@@ -1,13 +1,14 @@
-"""Which node of the cluster speaks to a hub for the streams and the JetStream of all.
+"""Elects the node of a cluster that announces the cluster's streams and JetStream API to a hub.
 
-Owns: the choice, and the pause before a node begins to speak.
-May not touch: connections, beyond telling them; what is told (broker/server/leaf).
-Every node of a cluster that is a leaf node has connections of its own to the hub, and offers all
-streams and the JetStream API to its clients. The hub must hear of them from one node: a message
-would be stored, a request answered, once per node. Of the nodes that are connected to a hub, that
-with the lowest id speaks. A node that does not see a majority of the members is silent: it could
-store nothing. Between two speakers there is a moment of silence rather than two of them: publishers
-hear of it (no responders), while a message that is stored twice goes unnoticed.
+Owns: the choice (the "speaker"), and the pause before a node begins to announce.
+May not touch: connections, beyond calling `speak`; what is announced (broker/server/leaf).
+In a cluster of leaf nodes, every node has its own connections to the hub, and offers all streams
+and the JetStream API to its clients. Only one node may announce them to the hub: otherwise a
+message would be stored, and a request answered, once per node. Of the nodes that are connected to a
+hub, the one with the lowest id is the speaker. A node that does not see a majority of the members
+is never the speaker: it could store nothing. Between two speakers there is a moment without one
+rather than with two: publishers notice it (no responders), while a message stored twice would go
+unnoticed.
 Spec: decision 47."""
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from broker.subjects import SinkKind
 from raft import NodeId
 from raft.transport.transport import Peer
 
-SETTLE_S = 0.25  # from the choice to the first word: others have seen it by then
+SETTLE_S = 0.25  # from the choice to the first announcement: the others know of it by then
 FACT = "hubs"  # in the hello: the hubs a node is connected to
-HUBS_MAX = 1024  # that are told to peers; a node speaks to no hub beyond them
+HUBS_MAX = 1024  # hubs listed in the hello; to hubs beyond them nothing is announced
 
 
 class HubPeers(Protocol):
@@ -39,7 +40,7 @@ class HubPeers(Protocol):
 
 
 class HubConnection(Protocol):
-    """A leaf node connection; those to hubs count."""
+    """A leaf node connection. Only those to hubs matter here."""
 
     remote_id: str
 
@@ -58,7 +59,7 @@ def _later(seconds: float, act: Callable[[], None]) -> Timer:
 
 @dataclass(slots=True, eq=False)
 class HubSpeaker:
-    """Told of leaf node connections (LeafObserver) and of peers."""
+    """Observes leaf node connections (LeafObserver) and peers."""
 
     mesh: HubPeers
     members: Callable[[], Collection[NodeId]]
@@ -66,10 +67,10 @@ class HubSpeaker:
     _hubs: dict[HubConnection, str] = field(default_factory=dict)
     _chosen: dict[HubConnection, Timer] = field(default_factory=dict)
 
-    # -- what it is told ------------------------------------------------------------------------
+    # -- notifications --------------------------------------------------------------------------
 
     def leaf_connected(self, connection: HubConnection) -> None:
-        """Before the other side was told of any subscription."""
+        """Called before any subscription is announced to the other side."""
         sink = connection.sink
         if sink is None or sink.kind is not SinkKind.HUB:
             return
@@ -93,7 +94,7 @@ class HubSpeaker:
     # -- the choice -----------------------------------------------------------------------------
 
     def review(self) -> None:
-        """Members, peers or connections have changed."""
+        """Choose again: members, peers or connections have changed."""
         members = self.members()
         seen = sum(self.mesh.connected(node) for node in members)
         able = 2 * seen > len(members)
@@ -122,5 +123,5 @@ class HubSpeaker:
 
 
 def _texts(value: object) -> list[object]:
-    """A peer's hello is not trusted."""
+    """The list in a peer's hello, which is not trusted."""
     return value if isinstance(value, list) else []

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from broker.server.routing.router import Router
     from broker.server.tracing.tracing import Tracing
 
-ANNOUNCE_RETRY_S = 0.05  # until interest that found a full queue is announced again
+ANNOUNCE_RETRY_S = 0.05  # before interest is announced again to a peer whose queue was full
 
 
 class InterestFrame(msgspec.Struct, array_like=True):
@@ -73,7 +73,7 @@ class Interest:
     account: Callable[[str], Account]
     tracing: Tracing
     on_change: list[Callable[[str, bytes], None]] = field(default_factory=list)
-    # A peer asks for our interest: until now it may not have known any of it.
+    # Called when a peer asks for our interest: until now it may not have known any of it.
     on_asked: list[Callable[[NodeId], None]] = field(default_factory=list)
     sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of peers with links
     _members: dict[SubscriptionKey, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Interest:
     def _local_change(self, account: Account, sub: Subscription, added: bool) -> None:  # noqa: FBT001
         self._notify(account.name, sub.subject)
         if sub.sink.kind not in OWN:
-            return  # of our hub: other nodes have connections of their own to it
+            return  # a subscription of our hub: other nodes have their own connections to it
         key = (account.name, sub.subject, sub.queue)
         before = self._members.get(key, 0)
         members = before + (sub.weight if added else -sub.weight)
@@ -98,7 +98,8 @@ class Interest:
             self._members[key] = members
         else:
             self._members.pop(key, None)
-        # Peers need the member count of a queue group; of plain subscriptions only if there is one.
+        # Peers need the member count of a queue group; for plain subscriptions, only whether one
+        # exists.
         if self.sinks and (sub.queue or not before or members <= 0):
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self.flush)
@@ -177,8 +178,8 @@ class Interest:
         return any(sub.subject == subject for sub in account.subs.match(subject).plain)
 
     def exact_at_peer(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:
-        """The same for clients of other nodes. A match in the tree does not tell: it has one
-        subscription per peer, which may be a pattern."""
+        """The same for clients of other nodes. Matching in the tree would not answer this: the tree
+        has one subscription per peer, which may be a pattern."""
         key = (account.name, subject, queue)
         return any(key in sink.subscriptions for sink in self.sinks.values())
 
@@ -188,7 +189,7 @@ class Interest:
         message = _interest.decode(frame)
         sink = self.sinks.get(peer)
         if sink is None:
-            return  # nothing could be sent there; its interest is asked for when links come up
+            return  # nothing can be sent to it; its interest is requested when links come up
         if message.reset:
             # Remove only subscriptions that no longer exist: watchers must not see the others
             # removed and added again.

@@ -1,8 +1,8 @@
-"""The leader of every Raft group in the cluster, as far as this node knows.
+"""The leader of every Raft group in the cluster, as known to this node.
 
 Owns: the newest known leader of each group, and the callers that wait for one.
-May not touch: Raft. A member learns the leader from its group, other nodes from the leader itself.
-A later term wins. A leader that is not connected to this node does not count."""
+May not touch: Raft. A member learns the leader from its group, other nodes from the leader's
+announcement. A later term wins. A leader that is not connected to this node does not count."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NO_LEADER_WITHIN_S = 5.0
 @dataclass(slots=True)
 class LeaderTable:
     connected: Callable[[NodeId], bool]
-    on_change: Callable[[int], None]  # new leader, or it serves from now on
+    on_change: Callable[[int], None]  # the group has a new leader, or its leader serves now
     changes: int = 0  # how often a group got another leader
     _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
-    _serving: dict[int, Term] = field(default_factory=dict)  # announced by its leader
+    _serving: dict[int, Term] = field(default_factory=dict)  # groups whose leader announced itself
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
 
     def leader(self, group: int) -> NodeId | None:
@@ -44,7 +44,7 @@ class LeaderTable:
 
     async def wait_served(self, group: int, *, timeout_s: float) -> bool:
         """Whether the leader announces in time that it serves the group. An announcement may be
-        lost with a link, so do not give up without it: ask the leader."""
+        lost with a link, so if it does not come, call the leader anyway."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not self.is_served(group):
             if not await self._noted(group, deadline):
@@ -52,7 +52,7 @@ class LeaderTable:
         return True
 
     async def _noted(self, group: int, deadline: float) -> bool:
-        """Wait for the next news about the group. False: there were none in time."""
+        """Wait for the next `note` about the group. False: there was none in time."""
         event = self._waiting.setdefault(group, asyncio.Event())
         try:
             async with asyncio.timeout_at(deadline):
@@ -62,8 +62,8 @@ class LeaderTable:
         return True
 
     def note(self, group: int, term: Term, leader: NodeId, *, serving: bool = False) -> None:
-        """`serving`: the leader has announced itself. It may have been known as elected before, but
-        then it may have dropped what it was sent until now: `on_change` is called again."""
+        """`serving`: the leader has announced itself. If it was already known to be elected, it may
+        have dropped what it was sent until now, so `on_change` is called again."""
         known = self._known.get(group)
         if known is not None and known[0] > term:
             return
@@ -73,7 +73,7 @@ class LeaderTable:
             self._serving[group] = term
         event = self._waiting.pop(group, None)
         if event is not None:
-            event.set()  # also if only the link to the leader is new
+            event.set()  # even if only the link to the leader is new
         if serving or known != (term, leader):
             self.on_change(group)
 

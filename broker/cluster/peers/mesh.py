@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jetraft.cluster")
 
 PeerCallback = Callable[[Peer, bool], None]
-STRANGER_WITHIN_S = 30.0  # a refused node that is still there tries again every second
+STRANGER_WITHIN_S = 30.0  # refusals are reported this long; a running node retries every second
 STRANGERS_MAX = 64
 
 
@@ -88,7 +88,7 @@ class Mesh:
             return
         tls = self.options.tls
         self._contexts = None if tls is None else route_contexts(tls)
-        login = (self.options.user, self.options.password)  # a password alone is one, too
+        login = (self.options.user, self.options.password)  # a password alone is enough
         self.transport = self.open_transport(
             node=self.node,
             name=self.name,
@@ -126,7 +126,7 @@ class Mesh:
         if self.transport is None or self.options is None:
             return
         if options.tls is not None and self._contexts is not None:
-            route_contexts(options.tls)  # raises before anything has changed
+            route_contexts(options.tls)  # may raise: before anything has changed
             for context in self._contexts:
                 renew(context, options.tls)
         if options == self.options:
@@ -180,14 +180,14 @@ class Mesh:
         return known.name if known is not None else ""
 
     def tags(self, node: NodeId) -> list[str]:
-        """The tags of a server (`server_tags`), as far as they are known."""
+        """The tags of a server (`server_tags`); empty if unknown."""
         if node == self.node:
             return _texts(self.hello.get("tags"))
         known = self.transport.peers().get(node) if self.transport is not None else None
         return _texts(known.hello.get("tags")) if known is not None else []
 
     def fact(self, node: NodeId, name: str) -> int:
-        """A number in the hello of a node; 0 when it has told none."""
+        """A number in the hello of a node; 0 if it is missing."""
         if node == self.node:
             told = self.hello.get(name)
         else:
@@ -196,7 +196,7 @@ class Mesh:
         return told if isinstance(told, int) else 0
 
     def feature_level(self, node: NodeId) -> int:
-        """The newest level that a node takes part in."""
+        """The newest feature level that a node supports."""
         return self.fact(node, "feature_level")
 
     def tells_clock(self, node: NodeId) -> bool:
@@ -206,7 +206,7 @@ class Mesh:
         return known is None or bool(known.hello.get("clock"))
 
     def stores(self, node: NodeId) -> bool:
-        """Whether a peer has JetStream; one that does not say so has it."""
+        """Whether a peer has JetStream. A peer whose hello does not say counts as one that has."""
         known = self.transport.peers().get(node) if self.transport is not None else None
         return known is None or known.hello.get("jetstream") is not False
 
@@ -221,13 +221,14 @@ class Mesh:
         return self.transport.unreachable() if self.transport is not None else []
 
     def strangers(self) -> list[str]:
-        """Servers that were refused lately because they belong to another cluster of this name."""
+        """Servers that were refused recently: they belong to another cluster of the same name."""
         since = time.monotonic() - STRANGER_WITHIN_S
         return sorted(name for name, refused in self._strangers.items() if refused >= since)
 
     def _objection(self, name: str, hello: dict[str, Any]) -> str | None:
-        """Two clusters that were founded under one name stay apart: group ids and terms of one mean
-        nothing in the other. A node that belongs to none yet has told no founding."""
+        """Why to refuse a peer: it belongs to another cluster that was founded under the same name,
+        whose group ids and terms mean nothing here. The hello of a node that belongs to no cluster
+        yet contains no founding."""
         ours, theirs = self.hello.get("founding"), hello.get("founding")
         if not ours or not theirs or ours == theirs:
             self._strangers.pop(name, None)
@@ -248,7 +249,7 @@ class Mesh:
         node = peer.node
         if connected and self.transport is not None:
             objection = self._objection(peer.name, peer.hello)
-            if objection is not None:  # it has founded another cluster while it was connected
+            if objection is not None:  # it founded another cluster while it was connected
                 logger.error("disconnecting: %s", objection)
                 self.transport.disconnect(node)
                 return

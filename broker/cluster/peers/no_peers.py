@@ -1,7 +1,7 @@
 """The transport of a server without a cluster.
 
-Owns: nothing. It takes the place of raft.transport.transport.Transport, so that the Raft host needs
-no special case for a single server.
+Owns: nothing. It replaces raft.transport.transport.Transport, so that the Raft host needs no
+special case for a single server.
 May not touch: anything."""
 
 from __future__ import annotations

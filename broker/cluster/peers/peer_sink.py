@@ -36,7 +36,7 @@ class RoutedFrame(msgspec.Struct, array_like=True):
 
 
 class DeliverFrame(msgspec.Struct, array_like=True):
-    """Messages for the subscriptions on `to`, shown under another subject (JetStream)."""
+    """Messages for the subscriptions on `to`, which see another subject (JetStream)."""
 
     account: str
     to: bytes
@@ -65,9 +65,9 @@ class PeerSink:
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        # The router passes one publish to several subscriptions as the same objects. These share
-        # a run, so that the message crosses once. If two equal publishes come to share a run,
-        # both are still delivered.
+        # The router passes one publish to several subscriptions as the same objects. Those share
+        # one run, so that the message crosses the link once. If two equal publishes happen to share
+        # a run, both are still delivered.
         single = (sub.account, subject, reply, headers, payload)
         known = self._single
         if known is not None and all(a is b for a, b in zip(known, single, strict=True)):
@@ -81,7 +81,7 @@ class PeerSink:
     def deliver_as(
         self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
     ) -> bool:
-        """For the subscriptions on `to`; the message is shown under its own subject."""
+        """Deliver to the subscriptions on `to`, which see the message's own subject."""
         self.flush()
         queues = [sub.queue] if sub.queue else []
         frame = DeliverFrame(sub.account.name, to, not queues, queues, [message])
@@ -135,7 +135,7 @@ class PeerSink:
             self._send_frame(first, parts)
 
     def _send_frame(self, first: TargetedRows, parts: list[bytes]) -> None:
-        """If the link's queue is full the frame is dropped: plain NATS promises at most once."""
+        """If the link's queue is full, the frame is dropped: core NATS is at-most-once."""
         queues = [queue for queue in first.targets if queue]
         plain, text = b"" in first.targets, b"".join(parts)
         frame = RoutedFrame(first.account, plain, queues, text, first.origin)

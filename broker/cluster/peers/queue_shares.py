@@ -1,6 +1,6 @@
 """How the messages of one delivery are shared among the members of a queue group.
 
-Owns: the draw, one per message, so that a backlog is spread evenly.
+Owns: the random choice, one per message, so that a backlog is spread evenly.
 May not touch: how a share is sent."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Message = TypeVar("Message")
 def queue_shares(
     members: Sequence[Subscription], messages: Sequence[Message]
 ) -> list[tuple[Subscription, list[Message]]]:
-    """Each message goes to one member; the order within a share is kept. A member that stands for
-    several subscribers of another node occurs as often in `members`."""
+    """Assign each message to one member; the order within a share is kept. A member that represents
+    several subscribers of another node occurs that many times in `members`."""
     if len(members) == 1 or len(messages) == 1:
         return [(random.choice(members), list(messages))]
     shares: dict[int, tuple[Subscription, list[Message]]] = {}

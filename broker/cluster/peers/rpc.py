@@ -18,8 +18,8 @@ logger = logging.getLogger("jetraft.cluster")
 
 _CALL, _ANSWER, _FAILURE, _REFUSAL = _KINDS = (0, 1, 2, 3)
 _HEAD = struct.Struct("<BQB")  # kind, call id, length of the method name
-# Of all accounts together, which have bounds of their own (api/jetstream_api.py, write_batches.py).
-CALLS_MAX = 32_000  # outstanding; further calls are refused at once
+# For all accounts together; each has its own bounds (api/jetstream_api.py, write_batches.py).
+CALLS_MAX = 32_000  # outstanding; further calls are refused
 SERVED_MAX = 32_000  # being served here; further calls are refused
 
 Method = Callable[[NodeId, bytes], Awaitable[bytes]]
@@ -122,8 +122,8 @@ class Rpc:
         except CallFailed as error:
             answer = _HEAD.pack(_FAILURE, call_id, 0) + str(error).encode()
         except Exception:
-            # Nothing may raise out of here: the caller gets an indefinite failure, the log the
-            # reason.
+            # Nothing may raise out of here. The caller gets an indefinite failure; the reason is
+            # logged.
             logger.exception("call %s from node %s failed", name, peer)
             answer = _HEAD.pack(_FAILURE, call_id, 0) + b"internal error"
         finally:

@@ -1,7 +1,7 @@
-"""What the log says while configured peers cannot be reached.
+"""Logs the configured routes that cannot be reached.
 
-Owns: when it is said, and how often.
-May not touch: links; dialing goes on in any case (raft/transport/dialer.py)."""
+Owns: when and how often they are logged.
+May not touch: links; dialing continues in any case (raft/transport/dialer.py)."""
 
 from __future__ import annotations
 

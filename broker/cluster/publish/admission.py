@@ -1,6 +1,6 @@
-"""What this node knows about a publish before it is forwarded.
+"""Checks that this node makes before it forwards a publish.
 
-Owns: nothing; it reads the disk's state, the assignment and the local replica.
+Owns: nothing; it reads the state of the disk, the assignment and the local replica.
 May not touch: the replicated checks, which every replica makes at apply.
 Spec: docs/decisions/0023-a-full-disk.md."""
 
@@ -47,18 +47,18 @@ class AssignedReplica(Protocol):
 
 @dataclass(slots=True)
 class Admission:
-    """Built once per node; the outboxes of all streams ask it."""
+    """One per node, used by the outboxes of all streams."""
 
     node: NodeId
     disk: LogDisk
     writer: LogWriter
-    full_peers: Collection[int]  # nodes that have said that their disks are full
+    full_peers: Collection[int]  # nodes that have announced that their disks are full
     replica: Callable[[int], AssignedReplica | None]  # the local one of a group
     assignment: Callable[[str, str], Assignment | None]  # by account and stream name
 
     def disk_refuses(self, account: str, stream: str, _group: int) -> bool:
-        """Whether to refuse a publish because so many replicas have a full or failed disk that the
-        others are no majority. As long as they are one, one of them leads, or soon will."""
+        """Whether to refuse a publish because the replicas whose disks are neither full nor failed
+        are no majority. While they are, one of them leads, or soon will."""
         bad = self.disk.full or self.writer.failure is not None
         if not bad and not self.full_peers:
             return False
@@ -72,9 +72,9 @@ class Admission:
         return able <= len(members) // 2
 
     def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]:
-        """For message traces: the subject the stream would store the message under, and whether
-        it would store nothing because no consumer wants it. Without a local replica the consumers
-        are unknown, so the answer is that it is stored."""
+        """For message traces: the subject under which the stream would store the message, and
+        whether it would store nothing because no consumer is interested. Without a local replica
+        the consumers are unknown, and the message counts as stored."""
         assignment = self.assignment(account, stream)
         if assignment is None:
             return subject, False

@@ -1,4 +1,4 @@
-"""Batches of publishes from node to node: to the stream's leader, and the answers back.
+"""Forwards batches of publishes to the stream's leader on another node, and the answers back.
 
 Owns: the frames of both directions.
 May not touch: how the leader processes a batch (replica/replica.py), how an answer is processed

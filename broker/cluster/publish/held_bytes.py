@@ -1,11 +1,11 @@
-"""How many bytes of publishes an account may have waiting on this node, and who waits for that.
+"""Backpressure per account: how many bytes of unanswered publishes it may have on this node.
 
-Owns: the bytes that the outboxes of each account hold, and the publishers that are not read because
-of them.
-May not touch: the outboxes; each tells how much more or less it holds.
-An outbox bounds itself (outbox_core.py), but an account may have a thousand streams. Beyond its
-share of the node an account's publishers wait until half of it is answered; nobody else does. The
-share shrinks with the number of accounts that hold something, so the node is bounded as well."""
+Owns: the bytes that the outboxes of each account hold, and the publishers paused because of them.
+May not touch: the outboxes; each reports changes of what it holds.
+An outbox bounds itself (outbox_core.py), but an account may have a thousand streams. Once an
+account exceeds its share of the node, reading from its publishers is paused until half of the share
+is answered; other accounts are not affected. The share shrinks with the number of accounts that
+hold something, so that the node as a whole is bounded as well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from broker.subjects import PublishingConnection
 
 ACCOUNT_BYTES: Final = 12 << 20
 NODE_BYTES: Final = 96 << 20
-LEAST_BYTES: Final = 2 << 20  # of an account, however many there are
+LEAST_BYTES: Final = 2 << 20  # smallest share of an account, however many there are
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class AccountPublishes:
         )
 
     def changed(self, more: int) -> None:
-        """An outbox holds so many bytes more, or less."""
+        """An outbox holds `more` bytes more, or less (negative)."""
         held, self.held = self.held, self.held + more
         if not held or not self.held:
             self.node.accounts_holding += bool(self.held) - bool(held)
@@ -45,7 +45,7 @@ class AccountPublishes:
                 publisher.resume_reading()
 
     def wait(self, publisher: PublishingConnection) -> None:
-        """Do not read from it if the account holds too much."""
+        """Pause reading from the publisher if the account holds too much."""
         held = self.held
         if held > LEAST_BYTES and held > self.share and publisher not in self._paused:
             self._paused[publisher] = None

@@ -1,8 +1,8 @@
-"""Answers to publishes of clients that are on their way to another node while this one stops.
+"""Answers to publishes of clients that are reconnecting to another node while this one stops.
 
-Owns: the answers that nobody could get yet.
-May not touch: connections; a client that has subscribed to its inbox on another node is found by
-the interest of that node.
+Owns: the answers that have no recipient yet.
+May not touch: connections; once a client has subscribed to its inbox on another node, that node's
+interest routes the answer.
 Bound: HELD_MAX answers; further ones are dropped, and their publishers time out."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _Reply = tuple[Account, bytes, bytes, bytes, bytes]
 
 
 class LateReplies:
-    """The router, as answers to publishes use it: while `holding`, one without a recipient is kept
-    and tried again."""
+    """The router for answers to publishes: while `holding`, an answer without a recipient is kept
+    and retried."""
 
     def __init__(self, router: ReplyRouter) -> None:
         self._router = router
@@ -36,7 +36,7 @@ class LateReplies:
         return delivered
 
     def all_delivered(self) -> bool:
-        """Try those that are held again. Returns whether none is left."""
+        """Retry the held answers. Returns whether none is left."""
         for _ in range(len(self._held)):
             self.publish(*self._held.popleft())
         return not self._held

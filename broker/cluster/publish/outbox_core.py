@@ -1,4 +1,4 @@
-"""Decisions of an outbox: when a batch is sent, sent again, acknowledged or dropped.
+"""Decisions of an outbox: when a batch is sent, resent, acknowledged or dropped.
 
 Owns: the session, batch numbers, the in-flight window, the queue behind it, the retry back-off and
 the bound on held bytes.
@@ -6,8 +6,8 @@ May not touch: asyncio, clocks, sockets, the router. Inputs and `now_s` come in 
 effects go out as values, and `deadline_s` says when `tick` is next needed. The work is per batch,
 never per message.
 Spec: the stream applies the batches of a (node, session) in number order, once each, and answers a
-repeated batch with the result it remembers (broker/jetstream/publish/sessions.py). So a batch is
-sent again, in order, until it is answered, and a change of leader stores nothing twice."""
+repeated batch with the stored result (broker/jetstream/publish/sessions.py). So a batch is resent,
+in order, until it is answered, and a change of leader stores nothing twice."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from broker.wire import ReplyColumn
 # Batches in flight, counted from the oldest unanswered one. More would only queue behind the same
 # fsync. The stream remembers more results than this, so a repeated batch always finds its own.
 IN_FLIGHT_MAX: Final = 4
-# Of sealed batches without an answer. Beyond it publishers are paused; they are resumed at half.
+# Bytes of sealed batches without an answer. Beyond it publishers are paused, until half is left.
 HELD_BYTES_MAX: Final = 64 << 20
 RESEND_AFTER_S: Final = 1.0  # doubled with every retry, until a batch is answered
 RESEND_AFTER_MAX_S: Final = 8.0
 # A probe asks the stream which number it expects. It is an empty batch whose number is this plus
-# the highest answered one: no batch gets so far, so the stream never applies it.
+# the highest answered one: real batches never reach such numbers, so the stream never applies it.
 PROBE_BASE: Final = 1 << 62
 _PROBE: Final = PublishBatch(block=b"", replies=ReplyColumn(), spans=[], rows=0)
 
@@ -67,7 +67,7 @@ class ResumePublisher:
 
 @dataclass(slots=True)
 class ResultLost:
-    """To be logged: the batch was applied, but the stream no longer remembers its result."""
+    """To be logged: the batch was applied, but the stream no longer has its result."""
 
     number: int
     rows: int
@@ -75,8 +75,8 @@ class ResultLost:
 
 @dataclass(slots=True)
 class SessionRefused:
-    """To be logged: a later run of this node publishes to the stream. The core has closed itself
-    and dropped that many batches."""
+    """To be logged: a later run of this node publishes to the stream. The core has closed and
+    dropped this many batches."""
 
     batches: int
 
@@ -138,8 +138,8 @@ class OutboxCore:
 
     @property
     def window_open(self) -> bool:
-        """Whether a batch that is sealed now could be sent at once. While it could not, it is
-        better to collect more rows: a long wait should make larger batches, not more of them."""
+        """Whether a batch that is sealed now could be sent immediately. If not, it is better to
+        collect more rows: a long wait should make batches larger, not more numerous."""
         unanswered = self.in_flight or self._waiting
         return not unanswered or self._next_number < unanswered[0].number + IN_FLIGHT_MAX
 
@@ -190,8 +190,8 @@ class OutboxCore:
             self._set_deadline(now_s)
 
     def _resend_before(self, effects: list[OutboxEffect], number: int) -> None:
-        """A leader answers in order. The batches before an answered one were dropped by a replica
-        that did not lead yet, or their answers were lost together with a former leader."""
+        """Resend the unanswered batches before `number`. A leader answers in order, so they were
+        dropped by a replica that did not lead yet, or an old leader's answers were lost."""
         effects += [
             TransmitBatch(self.session, batch.number, batch)
             for batch in self.in_flight
@@ -227,7 +227,7 @@ class OutboxCore:
         if batch is None:
             return effects  # answered before
         if not answer.first_seq and len(answer.exceptions) < batch.rows:
-            return effects  # it names no sequence: nothing was stored, so nothing may be acked
+            return effects  # it has no sequence: nothing was stored, so nothing may be acked
         overtaken = batch is not self.in_flight[0]
         self._release(batch)
         self._answered_max = max(self._answered_max, answer.number)
@@ -253,8 +253,8 @@ class OutboxCore:
         elif answer.expected > answer.number:
             self._result_lost(effects, answer.number, now_s)
         elif self.in_flight and answer.number == self.in_flight[-1].number:
-            # Every batch behind a lost one is refused. The last refusal shows that the leader has
-            # seen them all; acting on each would send every batch several times.
+            # Every batch after a lost one is refused. The last refusal shows that the leader has
+            # seen them all; acting on each refusal would resend every batch several times.
             if self.in_flight[0].number <= answer.expected:
                 self._resend_all(effects, now_s)
             else:
@@ -323,8 +323,8 @@ class OutboxCore:
         return effects
 
     def left(self) -> list[OutboxEffect]:
-        """This node has left the cluster, the stream stays. What was sent may be stored, so it
-        gets no answer; what was not is refused for certain."""
+        """This node was removed from the cluster; the stream still exists. Batches that were sent
+        may be stored, so they get no answer; those not sent are refused, which is definite."""
         waiting = tuple(self._waiting)
         effects = self.close()
         effects += [AnswerNoResponders(batch) for batch in waiting]

@@ -40,15 +40,15 @@ logger = logging.getLogger("jetraft.cluster")
 
 BATCH_BYTES_MAX = 1 << 20  # of a block; a larger message makes a batch of its own
 BATCH_ROWS_MAX = 8192
-HURRY_BYTES = 32 << 10  # collected for a stream: worth a batch that is prepared beside a flush
+HURRY_BYTES = 32 << 10  # with this much collected for a stream, do not wait for a flush to end
 # Messages with headers may have to be checked one by one when their entry is applied.
 HEADER_ROWS_MAX = 48
 TOO_MANY = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 ROW_BYTES = 20  # what the columns of a block add to the bytes of a row
 PADDING_BYTES = 48
-LONG_SUBJECT_BYTES = 4096  # the default maximum of a subject
+LONG_SUBJECT_BYTES = 4096  # the default maximum length of a subject
 
-# Group, session, number, batch: to the leader, if one is known. It may be lost on the way.
+# Sends a batch (group, session, number, batch) to the leader, if one is known. It may be lost.
 Transmit = Callable[[int, int, int, PublishBatch], None]
 
 
@@ -74,12 +74,12 @@ class Outbox:
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
     _last_publisher: PublishingConnection | None = None  # the connection of the last span
-    _with_headers: bool = False  # some rows of the present batch may have headers
+    _with_headers: bool = False  # some rows of the current batch may have headers
     _scheduled: bool = False
-    _counted: int = 0  # bytes that the account knows of
+    _counted: int = 0  # bytes reported to the account
     _timer: asyncio.TimerHandle | None = None
     _timer_at_s: float | None = None
-    _loop: asyncio.AbstractEventLoop | None = None  # asking for it takes a system call
+    _loop: asyncio.AbstractEventLoop | None = None  # cached: get_running_loop() does a system call
     _acks: PubAcks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,8 +139,8 @@ class Outbox:
             self.publishes.wait(publisher)
 
     def _without_long_headers(self, run: PubRun, start: int, stop: int) -> tuple[PubRun, int, int]:
-        """The range without messages that every replica would refuse, after having parsed tens of
-        thousands of lines. They are answered here."""
+        """The range without messages with too long headers, which are answered here. Every replica
+        would refuse them, but only after parsing tens of thousands of lines."""
         kept = []
         for row in range(start, stop):
             message = run.message(row)
@@ -164,12 +164,12 @@ class Outbox:
         return self.deliver_run(sub, PubRun.of([(subject, reply, headers, payload)]), 0, 1, None)
 
     def _rows_max(self, run: PubRun) -> int:
-        """Of the present batch, with rows of this run."""
+        """Maximum number of rows of the current batch, if rows of this run are added."""
         return HEADER_ROWS_MAX if self._with_headers or run.has_headers else BATCH_ROWS_MAX
 
     def _admit(self, run: PubRun, start: int, stop: int) -> int:
-        """The row up to which messages are taken; the publishers of the others are told. The disk
-        is asked once for all that is sent together."""
+        """The row up to which messages are accepted; the publishers of the others get an error. The
+        disk is checked once for all messages that are sent together."""
         if not self._scheduled and self.disk_refuses(self.group):
             self._refuse(run, start, stop, ErrCode.INSUFFICIENT_RESOURCES)
             return start
@@ -180,7 +180,7 @@ class Outbox:
         return room
 
     def _room(self, run: PubRun, start: int, stop: int, msgs: int, size: int) -> int:
-        """The row up to which there is room, about."""
+        """The row up to which there is room, approximately."""
         if msgs:
             stop = min(stop, start + max(0, msgs - self.core.held_rows - self._builder.rows))
         if size:

@@ -22,10 +22,10 @@ from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.subjects import STEP_ITEMS, Steps, Subscription
 
-# An outbox starts a new session whenever a memory stream has forgotten the previous one: each run
-# of a node has this many bits for them.
+# An outbox starts a new session whenever a memory stream has lost the previous one; the sessions of
+# one run of a node are numbered with this many bits.
 SESSION_BITS = 16
-AT_ONCE_STEPS = 4  # of capturing subjects in one turn: about 1 ms
+AT_ONCE_STEPS = 4  # steps of capturing subjects that are taken immediately: about 1 ms
 
 
 class PublishAdmission(Protocol):
@@ -36,7 +36,7 @@ class PublishAdmission(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Capture:
-    """The subscriptions of one outbox, on their way to those of the wanted subjects."""
+    """The subscriptions of one outbox, while they are changed to the wanted subjects."""
 
     outbox: Outbox
     wanted: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class _Capture:
     _subs: dict[str, Subscription] = field(default_factory=dict)
 
     def align(self, wanted: tuple[str, ...]) -> Steps[None]:
-        """New subjects are captured first, so that none that stays is ever missed."""
+        """Add new subjects before old ones are removed, so that none is missed in between."""
         self.wanted = wanted
         tree, subs = self.outbox.account.subs, self._subs
         kept = frozenset(wanted)
@@ -139,7 +139,7 @@ class OutboxTable:
             self._align(assignment, capture, ())
 
     def _align(self, assignment: Assignment, capture: _Capture, wanted: tuple[str, ...]) -> None:
-        """A few subjects at once, many in steps: see `captured`."""
+        """A few subjects immediately, many in steps: see `captured`."""
         changes = capture.align(wanted)
         capture.changes = changes
 
@@ -185,7 +185,7 @@ class OutboxTable:
         return not any(outbox.unanswered for outbox in self._outboxes.values())
 
     def in_turn(self, group: int, act: Callable[[], None]) -> None:
-        """Call it in a turn of the group's account: entries that take long to apply wait so."""
+        """Call `act` in a turn of the group's account. For entries that take long to apply."""
         account = self.account_of(group)
         self.later(act, account.name if account is not None else None, group)
 

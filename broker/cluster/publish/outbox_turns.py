@@ -1,10 +1,10 @@
-"""The outboxes with new publishes send together, once per turn of the loop.
+"""Lets all outboxes with new publishes send together, once per turn of the loop.
 
 Owns: which outboxes have something to send.
 May not touch: what they send (outbox_shell.py), the rounds of Raft.
-Spec: docs/decisions/0028-small-rounds.md. What the outboxes of a node propose in a turn is one
-round of Raft, in the same callback: a callback per outbox and another one for the round cost one
-more turn of the loop. docs/decisions/0035-one-record-for-many.md: when they send."""
+Spec: docs/decisions/0028-small-rounds.md. All proposals of a node in one turn form one Raft round,
+in the same callback: a callback per outbox and another one for the round would cost one more turn
+of the loop. docs/decisions/0035-one-record-for-many.md: when they send."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _is_elsewhere(_group: int) -> bool:
 
 
 class OutboxTurns:
-    """One per node. An outbox adds itself again after its turn. Outboxes of streams that wait for
-    the disk of this node anyway send when no flush is in flight: until then they collect more, and
-    a batch costs about as much as several messages. Those of other streams, such as of other
-    leaders, do not depend on this disk."""
+    """One per node. An outbox adds itself again after its turn. Outboxes of streams that have to
+    wait for the disk of this node send when no flush is in flight: until then they collect more,
+    because a batch costs about as much as several messages. Outboxes of other streams, for example
+    those led elsewhere, do not depend on this disk and do not wait."""
 
     __slots__ = ("_due", "_hurried", "_patient", "_scheduled", "_together", "_waiting", "_waits")
 
@@ -36,14 +36,14 @@ class OutboxTurns:
         together: Callable[[Act], None] = _call,
         waits: Callable[[int], bool] = _is_elsewhere,
     ) -> None:
-        """`together` calls back when no flush is in flight; what is proposed meanwhile is one
-        round. `waits` tells which groups wait for the disk of this node."""
+        """`together` calls back when no flush is in flight; what the callback proposes forms one
+        round. `waits` returns whether a group waits for the disk of this node."""
         self._together = together
         self._waits = waits
         self._due: deque[Act] = deque()
-        self._patient: deque[Act] = deque()  # as _due, when no flush is in flight
+        self._patient: deque[Act] = deque()  # like _due, but they wait until no flush is in flight
         self._scheduled = False
-        self._waiting = False  # for `together` to call back
+        self._waiting = False  # `together` was called and has not called back yet
         self._hurried = False
 
     def add(self, group: int, send: Act) -> None:
@@ -57,7 +57,7 @@ class OutboxTurns:
             self._schedule()
 
     def hurry(self) -> None:
-        """Much has been collected: send it in the next turn, also beside a flush."""
+        """Much has been collected: send it in the next turn, even if a flush is in flight."""
         if self._waiting and not self._hurried:
             self._hurried = True
             asyncio.get_running_loop().call_soon(self._send_patient)

@@ -1,4 +1,4 @@
-"""Answers to publishes: encodes PubAcks and delivers them to the clients that wait for them.
+"""Encodes PubAcks, the answers to publishes, and delivers them to the publishers.
 
 Owns: the text of a PubAck, and its encoding in bulk for the common case of one inbox subscription.
 May not touch: which batch is answered, and when (outbox_core.py).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from broker.server.client.client_sink import ClientSink
 
 
-AT_ONCE_MAX: Final = 128  # connections that are written to at once; the others have their turns
+AT_ONCE_MAX: Final = 128  # connections that are written to immediately; the others in their turns
 
 
 class ReplyRouter(Protocol):
@@ -30,7 +30,7 @@ class ReplyRouter(Protocol):
 
 
 class PubAcks:
-    """The answers of one stream. `extra` is put behind the sequence of every ack."""
+    """The answers of one stream. `extra` follows the sequence in every ack."""
 
     def __init__(
         self, stream: bytes, account: Account, router: ReplyRouter, *, extra: bytes
@@ -107,7 +107,7 @@ class PubAcks:
         target = match.plain[0]
         if target.max_msgs or target.sink.kind is not SinkKind.CLIENT:
             return None
-        # A watchful client inspects each message (permissions, tracing): it needs deliver().
+        # A watchful client (permissions, tracing) must be given each message, by deliver().
         sink: ClientSink = target.sink  # type: ignore[assignment]
         return None if sink.watchful else target
 

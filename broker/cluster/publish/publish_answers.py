@@ -25,7 +25,7 @@ from raft import NodeId
 def publish_answer(
     result: object, *, group: int, stream: str, domain: str
 ) -> tuple[NodeId, BatchAnswer]:
-    """The node the batch came from, and its answer."""
+    """The node that the batch came from, and the answer to send to it."""
     if isinstance(result, PublishResult) and not result.exceptions:
         from_node = NodeId(result.from_node)
         return from_node, BatchAnswer(group, result.session, result.batch_no, result.first_seq, [])

@@ -5,8 +5,8 @@ and the index up to which the state survives a crash.
 May not touch: what a checkpoint holds (broker.jetstream, broker.store); the flush of the state
 column (state_flush.py).
 Spec: docs/ARCHITECTURE.md, "Storage"; docs/decisions/0038-block-files.md. A checkpoint with large
-blocks is taken, and written when the blocks are on disk; the replica goes on meanwhile. If that
-cannot be waited for, the blocks are written with it into the database."""
+blocks is taken first, and written once the blocks are on disk; the replica continues meanwhile. A
+checkpoint that cannot wait is written with its blocks into the database."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class CheckpointedStream(Protocol):
     def applied(self) -> int: ...
     def needs_checkpoint(self) -> bool: ...
     def overdue(self) -> bool:
-        """A checkpoint has to be written now, prepared or not."""
+        """Whether a checkpoint must be written now, prepared or not."""
 
     def overdue_by_far(self) -> bool:
-        """The same while a checkpoint waits for its blocks."""
+        """The same, while another checkpoint waits for its blocks."""
 
     def work_ahead(self) -> bool:
         """Prepare a part of the next checkpoint. False when nothing is left to prepare."""
 
     def take_checkpoint(self, batch: StateBatch) -> int:
-        """The bytes to write."""
+        """Put the checkpoint into the batch. Returns the bytes to write."""
 
     def checkpoint_written(self) -> None:
-        """The batch of the last one is in the database."""
+        """The batch of the last checkpoint was written to the database."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +57,8 @@ class WaitingCheckpoint:
 
 
 class Checkpoints:
-    """`on_written` gets the size of each checkpoint that waits for a flush; `on_failure` gets what
-    stopped the background work. A stream in memory has no flush to wait for."""
+    """`on_written` is called with the size of each checkpoint that waits for a flush, `on_failure`
+    with the exception that stopped the background work. A stream in memory never flushes."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class Checkpoints:
         on_written: Callable[[int], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self.dirty = False  # something is applied that is not in a checkpoint
+        self.dirty = False  # entries were applied since the last checkpoint
         self._stream = stream
         self._state = state
         self._group = group
         self._in_memory = in_memory
-        # The log is flushed late (sync_interval): the state may be on disk before its entries,
-        # so the checkpoint records the term of the last one.
+        # With sync_interval, the log is flushed late: the state may be on disk before its entries,
+        # so the checkpoint includes the term of the last one.
         self._relaxed = relaxed
         self._on_written = on_written
         self._on_failure = on_failure
@@ -87,7 +87,8 @@ class Checkpoints:
         self._turn: asyncio.Handle | None = None  # of the background work
 
     def durable_index(self) -> Index:
-        """A stream in memory never waits for a flush: its state and log are lost together."""
+        """The index up to which the state survives a crash. For a stream in memory that is all of
+        it: state and log are lost together."""
         return Index(self._stream.applied) if self._in_memory else self._flushed
 
     def applied(self, term: Term) -> None:
@@ -103,11 +104,11 @@ class Checkpoints:
             self._next_turn()
 
     def work_ahead(self) -> bool:
-        """Do a part of the work of the next checkpoint. False when nothing is left but to write."""
+        """Prepare a part of the next checkpoint. False when only writing it is left."""
         return self._stream.work_ahead()
 
     def write(self) -> Index:
-        """Write the applied state, which is durable after the next flush; the index it has."""
+        """Write the applied state, which is durable after the next flush. Returns its index."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self._write(waiting, None)
@@ -118,8 +119,8 @@ class Checkpoints:
         return self.written
 
     def write_soon(self) -> None:
-        """The same, when its large blocks are on disk. Nothing is done while another checkpoint
-        waits."""
+        """Write a checkpoint once its large blocks are on disk. Does nothing while another
+        checkpoint waits."""
         state = self._state
         if self._waiting is not None:
             return
@@ -140,12 +141,13 @@ class Checkpoints:
         blocks.add_done_callback(lambda _: self._blocks_written(waiting))
 
     async def settled(self) -> None:
-        """The checkpoint that waits now, if one does, is written."""
+        """Wait until the pending checkpoint, if there is one, is written."""
         if self._waiting is not None:
             await asyncio.wait([self._waiting.blocks])
 
     def _blocks_written(self, waiting: WaitingCheckpoint) -> None:
-        """Or not: then they are written with the checkpoint."""
+        """The blocks are on disk, or could not be written: then they go into the database with the
+        checkpoint."""
         error = waiting.blocks.exception()
         written = waiting.blocks.result() if error is None else None
         if error is not None and not isinstance(error, StoreFailed):
@@ -176,7 +178,7 @@ class Checkpoints:
 
     @property
     def unflushed(self) -> bool:
-        """Whether a checkpoint was written that waits for a flush."""
+        """Whether a written checkpoint waits for a flush."""
         return self.written > self._flushed
 
     def flushed(self, index: Index) -> None:
@@ -189,7 +191,7 @@ class Checkpoints:
         self._flushed = meta.index
 
     def loaded_term(self) -> Term | None:
-        """The term of the loaded state, where it was written while log flushes were put off."""
+        """The term of the loaded state, if it was written with log flushes postponed."""
         raw = self._state.files(self._group).get(POSITION, 0)
         if raw is None:
             return None
@@ -222,7 +224,7 @@ class Checkpoints:
         """Prepare the next checkpoint, a part per turn of the loop, and write it last."""
         self._turn = None
         if self._waiting is not None:
-            return  # goes on when it is written
+            return  # continues when the pending checkpoint is written
         try:
             if not self._stream.work_ahead():
                 if not self._stream.needs_checkpoint():

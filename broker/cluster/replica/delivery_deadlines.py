@@ -25,7 +25,8 @@ class DeliveryDeadlines(Generic[Engine]):
         self._serial = count()  # orders entries of the same time
 
     def update(self, engine: Engine) -> None:
-        """The engine has run. An earlier deadline counts; a later one replaces it when it fires."""
+        """The engine has run: note its deadline. If it moved later, the old entry fires first and
+        is then replaced."""
         at = engine.next_deadline()
         known = self._live.get(engine)
         if at is not None and (known is None or at < known):
@@ -36,7 +37,7 @@ class DeliveryDeadlines(Generic[Engine]):
         self._live.pop(engine, None)
 
     def due(self, now: int) -> list[Engine]:
-        """The engines whose deadline has passed, earliest first; they are forgotten here."""
+        """Remove and return the engines whose deadline has passed, earliest first."""
         found: list[Engine] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, engine = heappop(self._heap)

@@ -1,5 +1,5 @@
-"""Handing leadership over: before this node stops (lame duck mode and shutdown), and while its
-clock is wrong.
+"""Hands leaderships over before this node stops (lame duck mode, shutdown) or while its clock is
+wrong.
 
 Owns: the choice of the next leader for each group this node leads.
 May not touch: the transfer itself (raft)."""
@@ -26,11 +26,11 @@ class HandOver:
     meta_group: MetaGroup
     members: ClusterMembers
     connected: Callable[[NodeId], bool]
-    yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
+    yields: Callable[[NodeId], bool]  # a node whose clock is wrong takes no leadership
 
     def begin(self) -> None:
-        """Transfer every leadership to a connected peer. One that was lost a moment ago, which the
-        replica has not heard yet, needs no transfer. What consumers wait to record is proposed."""
+        """Transfer every leadership to a connected peer, after proposing the consumers' pending
+        changes. Skips a leadership that was just lost, which the replica does not know yet."""
         for replica in self.replicas:
             successors = self._able(replica.successors()) if replica.leading is not None else []
             if successors:
@@ -59,6 +59,7 @@ class HandOver:
         return not (shared or meta_voters)
 
     def _connected_meta_voters(self) -> list[NodeId]:
-        """Not every member votes in the meta group: a node that has just joined learns first."""
+        """Connected voters of the meta group. Not every member is one: a node that has just joined
+        is a learner first."""
         voters = self.meta_group.host.status(META_GROUP).core.voters
         return [node for node in self.members.others if node in voters and self.connected(node)]

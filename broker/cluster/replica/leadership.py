@@ -1,9 +1,9 @@
 """Delivery at the leader of a stream: deliver messages, process acks, run timers.
 
 Owns: the delivery engines of the stream's consumers, their timers, and sending their effects.
-May not touch: replicated state; changes of it are proposed as commands.
-It is created when this node has applied everything of earlier terms, and closed when leadership
-ends.
+May not touch: replicated state; changes are proposed as commands.
+A Leadership is created when this node has applied all entries of earlier terms, and closed when
+leadership ends.
 Spec: NATS JetStream consumers (push, pull, acks, flow control)."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DeliveryServices:
 
     router: Router
     send_frame: SendFrame
-    # Continue after other work of the loop: of other accounts, then of other streams.
+    # Continues in another turn of the loop; fair between accounts, then between streams.
     later: Callable[[Callable[[], None], Hashable, Hashable], None]
     interest: PushInterest
     advisories: LeaderAdvisories
@@ -105,10 +105,10 @@ class Leadership:
         self._sender = MessageSender(
             services.router, services.send_frame, replica.account, replica.name
         )
-        self._listening: dict[Delivery, None] = {}  # engines with clients that wait for messages
+        self._listening: dict[Delivery, None] = {}  # engines whose clients wait for messages
         self._dirty: dict[Delivery, None] = {}
-        self._unrecorded: dict[Delivery, None] = {}  # with something to replicate
-        self._recording: asyncio.TimerHandle | None = None  # replicates it
+        self._unrecorded: dict[Delivery, None] = {}  # engines with changes to replicate
+        self._recording: asyncio.TimerHandle | None = None  # proposes those changes
         self._deadlines: DeliveryDeadlines[Delivery] = DeliveryDeadlines()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -122,7 +122,7 @@ class Leadership:
                 self._begin(consumer)
             self._arm_expiry()
         except BlockDamaged:
-            self.close()  # nothing that has begun goes on
+            self.close()  # stop what was started
             raise
 
     def close(self, line: str = LEADERSHIP_CHANGE) -> None:
@@ -186,7 +186,7 @@ class Leadership:
             self._wake(engine)
 
     def counting(self, name: str) -> Steps[None]:
-        """What `numbers` has to count, in steps."""
+        """Count what `numbers` needs, in steps."""
         engine = self.engines.get(name)
         if engine is not None:
             yield from engine.counting(self._time.now())
@@ -241,23 +241,23 @@ class Leadership:
             self._wake(engine)
 
     def _ack(self, subject: bytes, reply: bytes, payload: bytes) -> Delivery | None:
-        """The engine that took it."""
+        """Process an ack. Returns the engine that took it."""
         parsed = parse_ack_subject(subject)
         if parsed is None:
             return None
         name = parsed[1].decode(errors="replace")
         engine = self.engines.get(name)
         if engine is None and name in self.stream.consumers:
-            return None  # not served yet, or not any more
+            return None  # not served yet, or no longer
         if engine is None or engine.consumer.config.ack_policy is AckPolicy.NONE:
-            if reply:  # nothing listens for acks of this consumer
+            if reply:  # this consumer takes no acks
                 self._sender.status(reply, b"", NO_RESPONDERS % subject)
             return None
         engine.ack(parsed, payload, reply, self._time.now())
         return engine
 
     def take_acks(self, acks: ForwardedAcks) -> None:
-        """Plain acks of one consumer, many at once."""
+        """Plain acks of one consumer, in bulk."""
         _, name, stream_seqs, consumer_seqs = acks
         engine = self.engines.get(name.decode(errors="replace"))
         if engine is not None:
@@ -282,7 +282,7 @@ class Leadership:
                 self._advise_abandoned()
 
     def _republish(self) -> None:
-        """Publish stored messages again, at most once: no copy is kept for a retry."""
+        """Republish stored messages, at most once: no copy is kept for a retry."""
         router, account = self._services.router, self._account
         for message in self.stream.leader_effects.take_republished():
             router.publish(account, message.subject, b"", message.headers, message.data)
@@ -350,7 +350,7 @@ class Leadership:
             asyncio.get_running_loop().call_soon(self._run)
 
     def propose_changes(self) -> None:
-        """Propose now what has changed, not a little later."""
+        """Propose pending changes now, without waiting for RECORD_AFTER_S."""
         if self._dirty:
             self._run()
         if self._unrecorded and not self.closed:
@@ -364,7 +364,7 @@ class Leadership:
         try:
             pumped = self._pump(now)
         except BlockDamaged:
-            return  # the owner of the data was told: this leadership ends
+            return  # the damage was reported: this leadership ends
         self._scheduled = bool(self._dirty)
         if self._scheduled:
             self._services.later(self._run, self._account.name, self)
@@ -388,7 +388,7 @@ class Leadership:
             self._record(self._time.now())
 
     def _record(self, now: int) -> None:
-        """Propose what the engines have to replicate."""
+        """Propose the changes that the engines have to replicate."""
         if self._recording is not None:
             self._recording.cancel()
             self._recording = None
@@ -398,7 +398,8 @@ class Leadership:
             self._replica.propose_all(proposal.commands, proposal.confirms)
 
     def _pump(self, now: int) -> list[Delivery]:
-        """The engines pumped within the time slice; the others come first in the next turn."""
+        """Pump engines for a time slice; the others come first in the next turn. Returns the
+        engines that were pumped."""
         deadline = time.perf_counter() + TURN_S
         dirty, self._dirty = self._dirty, {}
         pumped: list[Delivery] = []
@@ -444,7 +445,7 @@ class Leadership:
         at = self._deadlines.earliest()
         if self._timer is not None:
             if at is not None and self._timer_at <= at:
-                return  # it is set again when it fires: most deadlines move before they are reached
+                return  # reset when it fires: most deadlines move before they are reached
             self._timer.cancel()
             self._timer = None
         if at is not None:
@@ -478,7 +479,7 @@ class Leadership:
         self._expiry = asyncio.get_running_loop().call_later((at - now) / 1e9, self._expire)
 
     def time_stepped(self) -> None:
-        """The time of the cluster has leaped: what expires at a date may be due."""
+        """Cluster time has jumped: whatever expires at a date may be due."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None

@@ -1,6 +1,6 @@
-"""Member changes at the leader: bring the group of a stream to the peers its assignment wants.
+"""Member changes at the leader: moves a stream's group to the peers of its assignment.
 
-Owns: taking the steps, for the streams this node leads, one at a time.
+Owns: taking the steps, one at a time, for the streams that this node leads.
 May not touch: which step is next (reconfiguration.py), how members change (raft.core), which
 peers are wanted (api/stream_api.py).
 Spec: docs/decisions/0010-reconfiguration-of-replicas.md."""
@@ -49,7 +49,7 @@ class MemberChanges:
     _running: set[int] = field(default_factory=set)
 
     def check(self, replica: ReconfigurableReplica) -> None:
-        """Leadership or the assignment has changed: start to change the members if they differ."""
+        """Leadership or the assignment has changed: start changing the members, if they differ."""
         if not replica.is_leading or replica.group in self._running:
             return
         if self.next_step(replica) is not None:

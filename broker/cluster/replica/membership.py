@@ -1,7 +1,8 @@
-"""Which replicas this node holds: it opens and drops them as its assignments change.
+"""Opens and drops the replicas of this node as its assignments change.
 
 Owns: opening a replica that is assigned here, rejoining a group after its log was lost, dropping a
-replica that is no longer assigned here, and what a new leader does about another configuration.
+replica that is no longer assigned here, and updating a stream whose new leader has an outdated
+configuration.
 May not touch: the members of groups (member_changes.py), the assignments (broker.cluster.meta).
 Spec: docs/decisions/0010-reconfiguration-of-replicas.md."""
 
@@ -64,14 +65,14 @@ class Membership:
     _rejoining: set[int] = field(default_factory=set)
     # Groups of deleted streams, and the index of the first table without them.
     _deleted: dict[GroupId, int] = field(default_factory=dict)
-    _broken: set[int] = field(default_factory=set)  # log or state are damaged, or do not fit
+    _broken: set[int] = field(default_factory=set)  # log or state is damaged, or they do not match
     _incurable: dict[int, str] = field(default_factory=dict)  # damaged, and the only replica
     _sweeping: bool = False
     _sweep_again: bool = False
 
     def hold(self, assignment: Assignment) -> None:
-        """Open a replica if the assignment names this node. One that it no longer names is
-        dropped once that is certain (sweep)."""
+        """Open a replica if this node is among the assignment's peers. One that is no longer
+        assigned here is dropped once that is certain (sweep)."""
         replica = self.replicas.get(assignment.group)
         if self.node in assignment.holders:
             if replica is not None and replica.is_stranded(assignment):
@@ -90,8 +91,8 @@ class Membership:
             self.member_changes.check(replica)
 
     def _is_given_up(self, group: int) -> bool:
-        """Its data is damaged and to be fetched from others, which may not have been done yet when
-        the disk fails and is opened again."""
+        """Whether its data is damaged and to be fetched from other replicas. That may not be done
+        yet when the disk fails and is reopened."""
         return group in self._broken and group not in self._incurable
 
     def leads(self, replica: ConfiguredReplica) -> None:
@@ -101,10 +102,11 @@ class Membership:
             self.spawn(self._align_config(replica, replica.term), f"configure {replica.name}")
 
     async def _align_config(self, replica: ConfiguredReplica, term: Term) -> None:
-        """Either an update was assigned, and the previous leader failed before it proposed it. Or
-        the stream has it, and the table here is old, as after a restart: proposed from there, the
-        old configuration would undo an update that was answered. So this node asks the meta leader
-        first, and once more after its proposal, which may have met a newer update."""
+        """The configurations in the table and in the stream differ. Either an update was assigned,
+        and the previous leader failed before it proposed it to the stream. Or the stream has the
+        update, and the local table is outdated, as after a restart: proposing the old configuration
+        would then undo an answered update. So this node first waits until its table is current, and
+        checks again after its proposal, because a newer update may have come meanwhile."""
         while replica.is_leading and replica.term == term:
             try:
                 await self.meta_requests.barrier()
@@ -117,7 +119,7 @@ class Membership:
                 await asyncio.sleep(RETRY_EVERY_S)
 
     def _open(self, assignment: Assignment) -> bool:
-        """False if the log turns out to be damaged: then it is given up, later."""
+        """False if the log is found to be damaged: it is then given up, later."""
         in_memory = assignment.config.storage is Storage.MEMORY
         voters = assignment.members if in_memory else assignment.founders
         try:
@@ -131,8 +133,8 @@ class Membership:
         return True
 
     def damaged(self, group: int, error: Exception) -> None:
-        """Data of a replica turned out to be damaged while it was read. It is fetched again, if
-        there is another replica. The only one goes on with what is left."""
+        """Damage was found while reading a replica's data. The data is fetched again, if there is
+        another replica. The only replica continues with what is left."""
         replica = self.replicas.get(group)
         if replica is None or group in self._broken or replica.storage is Storage.MEMORY:
             return
@@ -147,12 +149,12 @@ class Membership:
         self.spawn(self._heal(replica, group), f"heal {assignment.name}")
 
     def incurable(self) -> list[str]:
-        """Sentences about damaged streams that have no other replica to fetch from."""
+        """Messages about damaged streams that have no other replica to fetch from."""
         return [said for group, said in self._incurable.items() if group in self.replicas]
 
     async def _heal(self, damaged: object, group: int) -> None:
-        """Give the replica up once another node leads: that one has what is missing here, and need
-        not win an election without us."""
+        """Give the replica up once another node leads: that node has what is missing here, and the
+        election did not have to be won without our vote."""
         while (replica := self.replicas.get(group)) is not None and replica is damaged:
             held = self.host.held(replica.group)
             stopped = held is None or held.stopped is not None
@@ -167,16 +169,16 @@ class Membership:
             await asyncio.sleep(HEAL_EVERY_S)
 
     def drop_unassigned(self) -> None:
-        """Drop replicas that are not assigned here, and what is left of deleted streams. Called at
-        start and after disk failures."""
+        """Drop replicas that are not assigned here, and leftovers of deleted streams. Called at
+        startup and after disk failures."""
         assignments = self.meta_group.assignments
         if self._leftovers() or any(self.node not in one.holders for one in assignments):
             self.sweep()
 
     def removed(self, group: GroupId) -> None:
-        """The stream was deleted. Its data goes when the table without it is on disk. Otherwise
-        this node might restart with an older table and without the group's log: it would begin the
-        group anew, as one that has promised nothing."""
+        """The stream was deleted. Its data is removed when the table without it is on disk.
+        Otherwise this node might restart with an older table and without the group's log: it would
+        start the group again as a member that has promised nothing."""
         if self.replicas.delete(group) or self.storage.store.exists(group):
             self._deleted[group] = self.meta_group.assignments.applied
 
@@ -191,7 +193,8 @@ class Membership:
             del self._deleted[group]
 
     def _leftovers(self) -> list[GroupId]:
-        """Groups that are not in the table. It may be older than they are: ask before they go."""
+        """Groups on disk that are not in the table. The table may be outdated, so the meta leader
+        is asked before they are removed."""
         known = {one.group for one in self.meta_group.assignments} | {META_GROUP}
         return [group for group in self.storage.store.groups() if group not in known]
 
@@ -244,7 +247,7 @@ class Membership:
         return group in self._broken or self.storage.damage(group) is not None
 
     def _give_up_broken(self, assignment: Assignment) -> None:
-        """A damaged log is of no use, and what it has promised is with the other replicas."""
+        """Give up a damaged log: what it has promised is with the other replicas."""
         if self._is_broken(assignment):
             self.storage.give_up(GroupId(assignment.group))
             self._broken.discard(assignment.group)
@@ -253,18 +256,20 @@ class Membership:
             )
 
     def _open_again(self, assignment: Assignment) -> None:
-        """Among the members is this node itself if it was one when it lost its log. It does not
-        vote before it has caught up, and then its log contains any later configuration."""
+        """Open the replica with the current members, which include this node if it was one when it
+        lost its log. It does not vote until it has caught up, and by then its log contains every
+        later configuration."""
         group = GroupId(assignment.group)
         if assignment.config.storage is not Storage.MEMORY and self.storage.log_given_up(group):
-            # The process may have died between giving up the log and wiping the state.
+            # The process may have crashed between giving up the log and wiping the state.
             self.storage.wipe_state(group)
         voters = [NodeId(voter) for voter in assignment.members]
         replica = self.replicas.open(assignment, voters)
         self.member_changes.check(replica)
 
     async def _renew(self, lost: Assignment) -> None:
-        """The only member has restarted without data, while other nodes may hold parts of it."""
+        """The only member has restarted without data, while other nodes may hold old parts of the
+        log (RenewStream)."""
         if lost.config.storage is not Storage.MEMORY:
             # Data in files survives a restart: never give it up.
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
@@ -282,7 +287,7 @@ class Membership:
 
     async def _sweep(self) -> None:
         """The assignments known here may be outdated, especially after a restart: this node may
-        have joined the group again since. So it asks the meta leader first."""
+        have been assigned the stream again since. So it asks the meta leader first."""
         try:
             while self._sweep_again:
                 try:
@@ -292,7 +297,7 @@ class Membership:
                     continue
                 if not self.meta_group.is_durable:
                     await asyncio.sleep(RETRY_EVERY_S)
-                    continue  # after a restart this node must know that it left
+                    continue  # after a restart, this node must know that it is no longer assigned
                 self._sweep_again = False
                 for assignment in self.meta_group.assignments:
                     if self.node in assignment.holders:
@@ -310,14 +315,14 @@ class Membership:
             self._sweeping = False
 
     def _installing(self, group: GroupId) -> bool:
-        """Whether a snapshot is being installed: it would be written after the state was wiped,
-        and leave a log without a state."""
+        """Whether a snapshot is being installed. It would write its log after the state was wiped,
+        and leave a log without state."""
         return group in self.replicas and self.host.status(group).installing
 
     def _drop(self, assignment: Assignment) -> None:
-        """Delete log and state. The promises of this node, its term and vote, stay on disk, and so
-        does the fact that the log was given up: if this node joins the group again, it votes only
-        after it has caught up."""
+        """Delete log and state. Term and vote of this node stay on disk, and so does the fact that
+        the log was given up: if this node joins the group again, it votes only after it has caught
+        up."""
         group, store = GroupId(assignment.group), self.storage.store
         in_memory = assignment.config.storage is Storage.MEMORY
         replica = self.replicas.get(group)

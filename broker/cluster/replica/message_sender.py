@@ -1,9 +1,9 @@
 """Sending a stream's messages to subscribers, on this node or on others.
 
 Owns: encoding in bulk for the common case (one local subscriber), one frame per peer otherwise.
-May not touch: the choice of messages, which the delivery engine has made.
-Spec: NATS JetStream consumers: a message shows its own subject and an ack reply, while it is
-routed by the subject it is delivered to."""
+May not touch: the choice of messages, which the delivery engine makes.
+Spec: NATS JetStream consumers: a delivered message has its own subject and an ack reply, but is
+routed by the deliver subject."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from broker.server.client.client_sink import ClientSink
     from broker.server.routing.router import Router
 
-AT_ONCE_BYTES: Final = 8 << 10  # so little goes to the socket at once
+AT_ONCE_BYTES: Final = 8 << 10  # up to this much is written to the socket immediately
 
 SendFrame = Callable[[NodeId, int, bytes], bool]
 Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
@@ -44,7 +44,7 @@ class MessageSender:
         self._ack_prefix = b"$JS.ACK.%b." % stream.encode()
 
     def deliver(self, effect: Deliver, consumer: str, *, alone: bool = False) -> None:
-        """`alone`: nothing else is sent with it, so that waiting for more would only cost time."""
+        """`alone`: nothing else is sent with it, so waiting for more would only add latency."""
         prefix = self._ack_prefix + consumer.encode()
         target = self._router.bulk(self._account, effect.to)
         if target is not None and not effect.headers_only and not effect.pin_id:
@@ -62,7 +62,7 @@ class MessageSender:
         self._send(self._account, effect.to, _messages(effect, prefix))
 
     def status(self, to: bytes, reply: bytes, header: bytes) -> None:
-        """A message without payload, shown under the subject it is sent to."""
+        """Send a status message: without payload, with its deliver subject as subject."""
         self._send(self._account, to, [(to, reply, header, b"")])
 
     def _send(

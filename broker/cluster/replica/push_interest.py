@@ -35,7 +35,7 @@ class PushInterest:
     """One per node."""
 
     peers: PeerInterest
-    # By importing account: the exporters, and the mapping of local subjects to theirs.
+    # Importing account -> exporters, with the mapping from local subjects to theirs.
     exporters: dict[str, list[tuple[str, Mapping]]] = field(default_factory=dict)
     _watchers: dict[tuple[str, bytes], dict[InterestWatcher, None]] = field(default_factory=dict)
 
@@ -79,8 +79,8 @@ class PushInterest:
 
 
 def exporters(accounts: Iterable[AccountOptions]) -> dict[str, list[tuple[str, Mapping]]]:
-    """For PushInterest. An import whose mapping cannot be reversed is left out: a consumer that is
-    heard through it notices its subscribers when it checks again."""
+    """For PushInterest. An import whose mapping cannot be reversed is left out: consumers with
+    subscribers behind such an import notice them at the next periodic check."""
     found: dict[str, list[tuple[str, Mapping]]] = {}
     for options in accounts:
         for rule in options.imports:

@@ -1,8 +1,8 @@
-"""Read indexes for replicas that follow: how far their leaders have applied the log, asked for
-after a read has arrived. A replica that has applied as much shows all that was acknowledged before.
+"""Read indexes for followers: the leader's applied index, requested after a read has arrived. A
+follower that has applied up to it can show everything that was acknowledged before.
 
-Owns: the questions to the leaders, one under way per group. Reads that come meanwhile share the
-next question, because the answer to the one under way may be older than they are.
+Owns: the calls to the leaders, one in flight per group. Reads that arrive meanwhile share the next
+call, because the answer to the one in flight may be older than they are.
 May not touch: the log, what is read.
 Spec: Raft thesis 6.4, reads served by followers."""
 
@@ -41,7 +41,7 @@ class ReadIndexes:
         if group not in self._under_way:
             self._under_way.add(group)
             self.spawn(self._ask_while_wanted(group), "read index")
-        return await asyncio.shield(future)  # a reader that is gone leaves the others waiting
+        return await asyncio.shield(future)  # cancelling one reader must not cancel the others
 
     async def _ask_while_wanted(self, group: int) -> None:
         try:

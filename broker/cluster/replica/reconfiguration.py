@@ -2,8 +2,8 @@
 should have.
 
 Owns: the decision what the leader does next, as a pure function of the assignment and of the
-group as the leader sees it. No step is remembered: after any crash the next leader continues from
-the state the group is in.
+group as the leader sees it. No step is stored: after any crash, the next leader continues from the
+state of the group.
 May not touch: sockets, clocks, Raft itself (member_changes.py takes the steps).
 Spec: docs/decisions/0010-reconfiguration-of-replicas.md; Raft paper, section 6."""
 
@@ -60,8 +60,8 @@ def next_step(
     connected: Callable[[NodeId], bool],
     recorded: bool,
 ) -> Step | None:
-    """What the leader does next; None when the group is as wanted. `recorded`: the assignment is
-    on this node's disk and would be known after a restart."""
+    """The leader's next step; None when the group is as wanted. `recorded`: the assignment is on
+    this node's disk and would be known after a restart."""
     target = tuple(NodeId(peer) for peer in assignment.peers)
     members = {NodeId(member) for member in assignment.members}
     if status.outgoing or status.members_index > status.commit:
@@ -88,7 +88,7 @@ def next_step(
 
 
 def _caught_up(status: CoreStatus, connected: Callable[[NodeId], bool]) -> set[NodeId]:
-    """The members that could take part in a decision at once."""
+    """The members that are connected and have (nearly) the whole log."""
     caught_up = {
         peer.node
         for peer in status.peers

@@ -3,7 +3,7 @@
 Owns: the Stream, its checkpoints, the proposals of this node, and, while this node leads, the
 Leadership.
 May not touch: how commands change the stream (broker.jetstream), other groups.
-Promises: an answer to a publish or a command leaves only when its entry is applied, that is after
+Promises: an answer to a publish or a command is sent only when its entry is applied, that is, after
 a majority has it on disk.
 The path of a publish: publish() -> Host.propose -> apply() -> services.answer.
 Spec: docs/ARCHITECTURE.md, "Invariants"."""
@@ -66,7 +66,7 @@ _CONSUMER_KINDS = frozenset(
     }
 )
 
-_FREEING = (DeleteMessage, Purge, UpdateConfig)  # what a full disk needs
+_FREEING = (DeleteMessage, Purge, UpdateConfig)  # may free space: accepted on a full disk
 
 _STORING_KINDS = frozenset(  # besides publishes
     {CommandKind.MIRROR_BATCH, CommandKind.SOURCE_BATCH, CommandKind.EXPIRE, CommandKind.FIRE}
@@ -83,19 +83,19 @@ class ReplicaServices:
     delivery: DeliveryServices
     state_db: StateKeeper  # of streams in files
     block_cache: BlockCache  # decoded blocks of all streams
-    relaxed: bool  # flushes of the log are put off (sync_interval)
+    relaxed: bool  # flushes of the log are postponed (sync_interval)
     feature_level: Callable[[], int]  # of the cluster
     domain: str
     now_ns: Callable[[], int]
-    time_is_guess: Callable[[], bool]  # the time of the cluster is not known, only the own clock
+    time_is_guess: Callable[[], bool]  # cluster time is unknown, only the local clock is known
     account: Callable[[str], Account]
     connected: Callable[[NodeId], bool]
-    answer: Callable[[NodeId, BatchAnswer], None]  # of a publish, to the node it came from
+    answer: Callable[[NodeId, BatchAnswer], None]  # answers a batch, to the node it came from
     on_leader: Callable[[int, Term, NodeId], None]  # another node leads the group
     on_leadership: Callable[[Replica, bool], None]  # this node serves it from now on, or stopped
     on_reconfigured: Callable[[Replica], None]  # while this node leads
     on_erased: Callable[[GroupId, Index], None]  # a message was overwritten at this index
-    on_checkpoint: Callable[[int], None]  # so many bytes of state were written
+    on_checkpoint: Callable[[int], None]  # this many bytes of state were written
 
 
 class Replica:
@@ -117,7 +117,7 @@ class Replica:
         self.leading: Leadership | None = None
         self.refused: Leadership | None = None  # restarts in the next turn: it is ahead of the log
         self.leader_since_ns = 0
-        # No other node is known to have led after this one: all that was acked is applied here.
+        # No other node is known to have led after this one: everything acked is applied here.
         self.led_last = False
         self.term = Term(0)
         self._services = services
@@ -175,9 +175,9 @@ class Replica:
         return replica
 
     def campaign(self, attempt: int = 0) -> None:
-        """Do not wait for an election timeout when the stream is new. The other members may open
-        their replica a moment later than this node, or miss the request; once a majority has
-        answered it, the election takes its course."""
+        """Campaign without waiting for an election timeout, because the stream is new. The other
+        members may open their replicas a moment later, or miss the pre-vote, so it is repeated
+        until a majority has answered; then the election takes its course."""
         held = self._host.held(self.group)
         if held is None or held.core.leader is not None or held.stopped is not None:
             return
@@ -207,7 +207,7 @@ class Replica:
 
     @property
     def elected(self) -> bool:
-        """Leader, but not serving before everything of earlier terms is applied."""
+        """Elected, but not yet serving: entries of earlier terms are not applied yet."""
         return self._won is not None
 
     @property
@@ -235,8 +235,8 @@ class Replica:
         return self.leading is None or consumer in self.stream.consumers
 
     def stamp(self) -> int:
-        """The time of a command: that of the cluster, which never goes back within the stream.
-        While nothing but the own clock is known, which may be an hour ahead, it stands still."""
+        """The timestamp of a command: cluster time, which never goes back within the stream. While
+        only the local clock is known, which may be an hour ahead, stream time stands still."""
         last_ns = max(self._last_stamp_ns, self.stream.last_time)
         if not last_ns or not self._services.time_is_guess():
             last_ns = max(last_ns, self._services.now_ns())
@@ -248,8 +248,8 @@ class Replica:
     def publish(
         self, from_node: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
     ) -> None:
-        """Propose a batch. Without leadership it is dropped: the node it came from sends it again.
-        `marks` says which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
+        """Propose a batch. Without leadership it is dropped: the node it came from resends it.
+        `marks`: which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
         if self.leading is None:
             return
         bounds = NO_SPACE if self.stream.dedup.overfull else self._services.usage.bounds(self)
@@ -257,10 +257,10 @@ class Replica:
         prefix = entry_prefix(
             time_ns=self.stamp(), rules=self.rules, bounds=bounds, marks=marks, **named
         )
-        try:  # the node that it comes from refuses new ones on a full disk (publish/admission.py)
+        try:  # the publishing node refuses new ones if the disk is full (publish/admission.py)
             self._host.propose(self.group, prefix + block, space=Space.SHORT)
         except RaftError:
-            return  # definite: that node sends it again
+            return  # definite: that node resends it
 
     async def propose(self, command: AnyCommand) -> object:
         """The result of the applied command. Raises RaftError or LostLeadership."""
@@ -269,7 +269,7 @@ class Replica:
         return await self._proposals.add(term, index)
 
     def propose_raw(self, data: bytes) -> asyncio.Future[object]:
-        """As propose, for messages that are encoded already."""
+        """Like propose, for messages that are already encoded."""
         term, index = self._host.propose(self.group, data)
         return self._proposals.add(term, index)
 
@@ -282,8 +282,8 @@ class Replica:
                 term, index = self._host.propose(self.group, data, space=Space.SCARCE)
                 self._proposed = index
         except RaftError:
-            # Not confirmed: the client repeats its ack, the message is delivered again. The
-            # engines assume the commands were proposed, so they restart from applied state.
+            # Not confirmed: the client repeats its ack, or the message is redelivered. The engines
+            # assume that the commands were proposed, so they are restarted from applied state.
             self.refused = self.leading
             if self.leading is not None:
                 asyncio.get_running_loop().call_soon(self._restart_leading, self.leading)
@@ -299,7 +299,8 @@ class Replica:
             self._resume_leading(lost)
 
     def _resume_leading(self, lost: Leadership) -> None:
-        """Engines that began before what the last ones proposed would deliver that again."""
+        """Restart the engines once everything proposed by the old ones is applied: engines started
+        earlier would deliver those messages again."""
         if self.leading is not lost:
             return
         if self.stream.applied < self._proposed:
@@ -403,7 +404,7 @@ class Replica:
         return self.checkpoints.durable_index()
 
     def _failed(self, error: Exception) -> None:
-        """Of a checkpoint, or of a new beginning: stop this group and log the error."""
+        """A checkpoint, or a restart of the engines, has failed: stop this group and log it."""
         held = self._host.held(self.group)
         if held is not None:
             self._host.group_failed(held, error)
@@ -439,14 +440,14 @@ class Replica:
         return sorted(connected, key=lambda voter: -matches.get(voter, 0))
 
     def transfer(self, to: NodeId) -> None:
-        """Hand leadership over to another voter."""
+        """Transfer leadership to another voter."""
         if self.leading is not None:
             self.leading.propose_changes()
         self._host.transfer(self.group, to)
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether entries that were proposed are not applied yet."""
+        """Whether some proposed entries are not applied yet."""
         core = self._host.status(self.group).core
         return core.last_index > core.applied
 
@@ -478,15 +479,16 @@ class Replica:
         self._host.remove_group(self.group, wipe=False)
 
     def delete(self) -> None:
-        """The stream was deleted: leave the group. What it stored in files stays for the moment
-        (Membership.removed)."""
+        """The stream was deleted: leave the group. Its data stays on disk until Membership.removed
+        removes it."""
         self._end_leading(CONSUMER_DELETED)
         self.close()
         self._host.remove_group(self.group, wipe=self._in_memory)
 
 
 def _undamaged(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Whoever finds a damaged block tells the membership, which has the stream fetched again."""
+    """Raises SnapshotUnavailable for a damaged block. The reader of the block has reported it to
+    Membership, which fetches the stream again."""
     try:
         yield from chunks
     except BlockDamaged as damage:

@@ -35,7 +35,7 @@ logger = logging.getLogger("jetraft.cluster")
 
 
 class StateDamaged(Exception):
-    """What this node has stored of a stream cannot be read, or contradicts itself."""
+    """The stored state of a stream cannot be read, or is inconsistent."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class ReplicaStorage:
         keys: EncryptionKeys = EncryptionKeys(),  # noqa: B008 - frozen
     ) -> ReplicaStorage:
         """`rebuilt`: there are peers to fetch everything from, so a damaged database is set aside,
-        and this node begins again, as a new incarnation. Raises raft.StoreError with a sentence for
+        and this node starts again as a new incarnation. Raises raft.StoreError with a message for
         the operator."""
         cipher = _cipher(directory, keys, platform)
         opening = partial(
@@ -108,9 +108,9 @@ class ReplicaStorage:
         return cls(store, state_db, BlockCache(), moves, platform.condemn)
 
     def failed(self, restart: Callable[[str], None], *, rebuilt: bool) -> None:
-        """The store has failed. A damaged file of the database, which was met in a compaction, is
-        handled as a database that cannot be opened, and for that the node starts again. `rebuilt`:
-        as for `open`."""
+        """The store has failed. A damaged database file, found in a compaction, is handled like a
+        database that cannot be opened, which requires a restart of the node. `rebuilt`: as for
+        `open`."""
         if self.store.damage is None or not rebuilt:
             return
         try:
@@ -122,7 +122,7 @@ class ReplicaStorage:
 
     @contextmanager
     def starting(self, restart: Callable[[str], None], *, rebuilt: bool) -> Iterator[None]:
-        """What fails inside fails before the host is there to report it. Raises StartFailed."""
+        """Handles a failed store at startup, before the host can report it. Raises StartFailed."""
         try:
             yield
         except StoreFailed as error:
@@ -131,9 +131,9 @@ class ReplicaStorage:
 
     def lost_log(self, assignment: Assignment) -> bool:
         """Whether this node was a member and has lost its log since: by leaving the group, because
-        the log was in memory, or because it is damaged. Then its list of members must not be
-        outdated: with an old one it could conclude that all members have lost their logs, or that
-        it is the only one, and start the group a second time."""
+        the log was in memory, or because it is damaged. Then it needs a current list of members:
+        with an old one it could conclude that all members have lost their logs, or that it is the
+        only one, and start the group a second time."""
         group = GroupId(assignment.group)
         if not self.store.exists(group):
             return False
@@ -153,9 +153,9 @@ class ReplicaStorage:
         return None
 
     def give_up(self, group: GroupId) -> None:
-        """Delete log and state. The promises of this node, its term and vote, stay on disk, and so
-        does the fact that the log was given up: if it joins the group again, it votes only after it
-        has caught up. Raises DamagedLog if what it promised is not known."""
+        """Delete log and state. Term and vote of this node stay on disk, and so does the fact that
+        the log was given up: if it joins the group again, it votes only after it has caught up.
+        Raises DamagedLog if its promises are unknown."""
         self.store.give_up_log(group)
         self.wipe_state(group)
 

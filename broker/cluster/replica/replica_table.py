@@ -50,8 +50,8 @@ class ReplicaTable:
         return self.led(group) is not None
 
     def wait_for_disk(self, group: int) -> bool:
-        """Whether nothing happens to what is proposed here before a flush of this node's disk. Of
-        several replicas, others have begun by then."""
+        """Whether proposals for this group cannot make progress before a flush of this node's disk:
+        it has one replica, in files. Otherwise other replicas can flush meanwhile."""
         replica = self.led(group)
         if replica is None or replica.relaxed or replica.storage is not Storage.FILE:
             return False
@@ -62,7 +62,7 @@ class ReplicaTable:
         return [(r.group, r.term) for r in self._replicas.values() if r.leading is not None]
 
     def time_stepped(self) -> None:
-        """The time of the cluster has leaped: timers of the streams that this node leads."""
+        """Cluster time has jumped: reset the timers of the streams that this node leads."""
         for replica in self:
             if replica.leading is not None:
                 replica.leading.time_stepped()

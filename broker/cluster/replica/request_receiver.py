@@ -1,7 +1,7 @@
 """Pulls and acks that arrive at the node that leads their stream.
 
-Owns: handing each request to the leadership it is for, and telling clients whose pull requests
-were lost with another node.
+Owns: passing each request to its Leadership, and answering clients whose pull requests were lost
+with another node.
 May not touch: the meaning of requests (leadership.py), how they travel (consumer_requests)."""
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class RequestReceiver:
             self.hold_acks(acks)
 
     def lost(self, request: ForwardedRequest) -> None:
-        """No leader has it or will get it. A lost ack leads to a redelivery. The client is told a
-        little later: it repeats the request at once, and until its node knows the leader, that
-        request is lost as well."""
+        """No leader has the request or will get it. A lost ack leads to a redelivery. The client of
+        a lost pull is answered with a delay: it retries immediately, and until its node knows the
+        leader, that request would be lost as well."""
         if is_pull(request):
             loop = asyncio.get_running_loop()
             loop.call_later(LOST_AFTER_S, self.pulls_lost, [(request[0], request[2])])

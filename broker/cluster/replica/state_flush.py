@@ -3,9 +3,9 @@
 Owns: when the state column is flushed, so that logs can be compacted up to it; when securely
 erased messages have to leave the log and the database files.
 May not touch: what a checkpoint holds (broker.store), where a log may be cut (raft.host).
-Secure erase rewrites the database, so erasures are collected, and the next rewrite waits for a
+Secure erase rewrites the database, so erasures are batched, and the next rewrite waits for a
 multiple of the time the last one took. So rewriting takes a small share of the time, however often
-messages are erased, and every erased message has left the disk after two such rewrites.
+messages are erased, and every erased message has left the disk after two rewrites.
 Spec: docs/decisions/0007-secure-erase.md; docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from raft.store.records import StoreBusy, StoreFailed, StoreFull
 logger = logging.getLogger("jetraft.cluster")
 
 FLUSH_EVERY_S: Final = 10.0
-FLUSH_EVERY_FULL_S: Final = 1.0  # on a full disk: what was purged has to leave it soon
-# The table of streams is flushed when it has changed, but flushing takes at most a twentieth of the
-# time, or happens once a second.
+FLUSH_EVERY_FULL_S: Final = 1.0  # on a full disk: purged messages must leave it soon
+# The table of streams is flushed when it has changed, but flushes take at most a twentieth of the
+# time, or happen once a second.
 FLUSH_SHARE: Final = 20
 FLUSH_PAUSE_MAX_S: Final = 1.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
@@ -55,7 +55,7 @@ class FlushedState(Protocol):
 
 class ErasedBlocks(Protocol):
     async def empty_all(self) -> None:
-        """What was erased is in no file of blocks after the next flush of the state. Raises
+        """After the next flush of the state, no block file contains erased messages. Raises
         OSError."""
 
 
@@ -85,8 +85,8 @@ class StateFlush:
         self._block_moves = block_moves
 
     def want(self) -> None:
-        """The table of streams was written: flush it soon, because a restart needs it. The states
-        of the streams wait for the end of the interval."""
+        """The table of streams was written: flush it soon, because a restart needs it. The state of
+        the streams waits for the end of the interval."""
         self._wanted.set()
 
     def written(self, size: int) -> None:
@@ -166,8 +166,8 @@ class StateFlush:
         self._erasure_wanted.set()
 
     def resume_erasures(self) -> None:
-        """Erase again what was not finished before a restart or a failure of the disk. Which
-        groups it concerns is not known any more, so it is done for all of them."""
+        """Resume erasures that were not finished before a restart or a disk failure. Which groups
+        they concern is no longer known, so it is done for all of them."""
         if self._files.read(ERASING_FILE) is not None:
             for replica in self._replicas:
                 self.erased(replica.group, Index(replica.stream.applied))
@@ -193,7 +193,7 @@ class StateFlush:
     async def _expunge(self) -> None:
         self._erasure_wanted.clear()
         erased, self._erased = self._erased, {}
-        await self._flush()  # the rewritten blocks: from now on the entries are not needed
+        await self._flush()  # the rewritten blocks: after this, the log entries are not needed
         for group, index in erased.items():
             held = self._host.held(group)
             if held is not None:
