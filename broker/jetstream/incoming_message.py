@@ -1,4 +1,4 @@
-"""A message on its way into a stream: the headers that JetStream understands, and its TTL.
+"""A message to be stored: the headers that JetStream understands, and its TTL.
 
 Owns: the "Nats-" headers of one message, by name, their rewriting, and the syntax of Nats-TTL.
 May not touch: the effect of a header (broker/jetstream/publish, broker/jetstream/schedules).
@@ -20,7 +20,7 @@ _EOL: Final = b"\r\n"
 _NATS_LINE: Final = re.compile(rb"\r\n(Nats-[^:\r\n]*): *([^\r\n]*)")
 _PLAIN_START: Final = wire_headers.VERSION + _EOL
 _REQUEST_INFO: Final = b"Nats-Request-Info"
-# Without a value they are wrong, and not absent.
+# Headers that are invalid, not absent, if they have no value.
 _VALUED: Final = (b"Nats-Batch-Commit", b"Nats-Schedule-Time-Zone")
 _TTL_DIGITS_MAX: Final = 10  # more seconds than this overflow an int64 of nanoseconds
 
@@ -32,7 +32,7 @@ class IncomingMessage:
     data: bytes
     time_ns: int
     named: dict[bytes, bytes] = field(default_factory=dict)  # first value of each "Nats-" header
-    rules: int = 0  # by which it is judged (commands/publish_entry.py)
+    rules: int = 0  # by which it is checked (commands/publish_entry.py)
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class IncomingMessage:
 def _named(raw: bytes) -> dict[bytes, bytes]:
     ends = raw.count(_EOL)
     if raw.count(b"\r") == ends == raw.count(b"\n"):
-        # The usual case, also of a message with thousands of headers, which every replica parses.
+        # The usual case. Fast even with thousands of headers: every replica parses them.
         return dict(reversed(_NATS_LINE.findall(raw)))  # the first value of a name is set last
     found: dict[bytes, bytes] = {}
     for name, value in wire_headers.parse(raw):

@@ -33,9 +33,9 @@ SEQUENCE_MAX: Final = 2**62
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
 
 LONG_BYTES: Final = 32 << 10  # a longer body is decoded field by field
-TEXTS_MAX: Final = 110_000  # of one field; a stream has at most 100,000 subjects
-KEYS_MAX: Final = 20_000  # and colons, of a long body with a key in another case than ours
-VALUES_MAX: Final = 5_000  # of a long field that is no list or map of texts
+TEXTS_MAX: Final = 110_000  # texts in one field; a stream has at most 100,000 subjects
+KEYS_MAX: Final = 20_000  # colons in a long body, if one of its keys differs from ours in case
+VALUES_MAX: Final = 5_000  # values in a long field that is not a list or map of texts
 _INT64_MAX: Final = 2**63 - 1
 _UINT64_MAX: Final = 2**64 - 1
 
@@ -91,8 +91,8 @@ def decode(body: bytes, kind: type[S], *, strict: bool) -> S:
 
 
 def decode_steps(body: bytes, kind: type[S], *, strict: bool) -> Steps[S]:
-    """`decode` in steps. Of a long body every field is decoded for itself, the long ones as what
-    they have to be: a megabyte of empty lists would take 40 ms otherwise, in one call."""
+    """`decode` in steps. A long body is decoded field by field, and long fields directly as their
+    expected type: otherwise a megabyte of empty lists would take 40 ms, in one call."""
     if len(body) > LONG_BYTES:
         value = yield from _fields(body, kind, strict=strict)
     else:
@@ -134,8 +134,8 @@ def _fields(text: bytes, kind: type[msgspec.Struct], *, strict: bool) -> Steps[A
 
 
 def _split(text: bytes, kind: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
-    """The fields as they are written. Keys in another case than ours need a dictionary, and one
-    of 100,000 keys takes long."""
+    """The fields, not decoded. Keys that differ from ours in case need a dictionary, which takes
+    long with 100,000 keys."""
     try:
         found = msgspec.json.decode(text, type=_undecoded(kind))
     except msgspec.ValidationError as problem:
@@ -151,13 +151,13 @@ def _split(text: bytes, kind: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
 
 @cache
 def _undecoded(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """The same fields, none of them decoded. None stands for a field that is not there."""
+    """A type with the same fields, none of them decoded. None: the field is missing."""
     fields = [(field.key, msgspec.Raw, None) for field in _plan(kind).values()]
     return msgspec.defstruct(f"Undecoded{kind.__name__}", fields, forbid_unknown_fields=True)
 
 
 def _long_value(text: bytes, field: _Field) -> Any:
-    """A list or a map of texts is refused at its first value of another kind."""
+    """Decode a long value. A list or map of texts is refused at its first value of another type."""
     texts = _texts_type(field.type)
     if texts is None and _values(text) > VALUES_MAX:
         raise invalid_json(f"json: more than {VALUES_MAX} values in {_quoted(field.key)}")
@@ -167,7 +167,7 @@ def _long_value(text: bytes, field: _Field) -> Any:
 
 
 def _values(text: bytes) -> int:
-    """At least as many as there are: commas and brackets inside of texts count as well."""
+    """An upper bound of the number of values: commas and brackets inside of texts count too."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
@@ -187,7 +187,7 @@ def _texts_type(kind: inspect.Type) -> Any:
 
 
 def convert(value: Any, kind: type[S], *, strict: bool) -> S:
-    """As `decode`, for a value that is already parsed."""
+    """Like `decode`, for a value that is already parsed."""
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -259,7 +259,7 @@ def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: b
                 raise invalid_json(f"json: unknown field {_quoted(key)}")
             continue
         if held is not None:
-            # The items of a long list of texts need no look: `msgspec.convert` checks their type.
+            # The items of a long list of texts are not visited: `msgspec.convert` checks them.
             folded[field.key] = held if field.is_text else _fold(held, field.type, strict=strict)
     return folded
 

@@ -150,7 +150,7 @@ def domain_leader(cluster: str, leader: str, replicas: Sequence[Mapping[str, obj
 
 
 def limit_reached(server: str, dropped: int) -> Event:
-    """So many requests to the API were dropped."""
+    """`dropped` API requests were dropped."""
     fields = {"server": server, "dropped": dropped}
     return _advisory("API.LIMIT_REACHED", "api_limit_reached", fields)
 

@@ -120,7 +120,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     meta_leader: str = always("")
     streams: int = always(0)
-    moving: int = always(0)  # streams whose replicas are on their way to other servers
+    moving: int = always(0)  # streams whose replicas are being moved to other servers
     feature_level: int = always(0)
     servers: tuple[ServerStatus, ...] = always(())
 
@@ -131,7 +131,7 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     external: External | None = None
     lag: int = always(0)
-    seq: int = 0  # of a source: the last sequence that was taken
+    seq: int = 0  # of a source: the last sequence that was copied
     active: int = always(-1)
     error: ErrorBody | None = None
     filter_subject: str = ""

@@ -210,7 +210,7 @@ def decode_request(kind: ApiKind, body: bytes, *, strict: bool = True) -> Reques
 
 
 def request_steps(kind: ApiKind, body: bytes, *, strict: bool) -> Steps[RequestBody]:
-    """`decode_request` as work that waits for its turn."""
+    """`decode_request` in steps."""
     rule, wanted = _BODY_RULES[kind]
     match rule:
         case _BodyRule.IGNORED:

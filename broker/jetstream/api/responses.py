@@ -175,7 +175,7 @@ def encode_response(kind: ApiKind, *parts: ResponsePart) -> bytes:
 
 
 def list_steps(kind: ApiKind, paged: Paged, found: StreamList | ConsumerList) -> Steps[bytes]:
-    """As `encode_response` of both, a few infos per step: one takes a tenth of a millisecond."""
+    """Like `encode_response` of both, a few infos per step: each takes a tenth of a millisecond."""
     infos: Sequence[StreamInfo] | Sequence[ConsumerInfo]
     if isinstance(found, StreamList):
         name, infos = "streams", found.streams
@@ -213,7 +213,7 @@ def page(items: Sequence[T], offset: int, *, limit: int) -> tuple[Sequence[T], P
 
 
 def encode_stream_names(names: Sequence[str], offset: int) -> bytes:
-    """`names` are all that match, in any order. Without one `streams` is null."""
+    """`names` are all that match, in any order. If there is none, `streams` is null."""
     part, paged = page(sorted(names), offset, limit=NAMES_LIMIT)
     found = StreamNames(tuple(part) or None)
     return encode_response(ApiKind.STREAM_NAMES, paged, found)

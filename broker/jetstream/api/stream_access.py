@@ -1,16 +1,16 @@
-"""Who may read or change a stream: one table from actions to the subjects a user must be allowed.
+"""Who may read or change a stream: a table of actions and the subjects that a user must be allowed.
 
 Owns: the table, and the checks of actions that are not a publish to their own subject.
 May not touch: users and their rules (broker/accounts), state, sockets.
 Spec: a permission in NATS is a permission to publish to a subject. An API request is such a
-publish, and the router checks it where it arrives. The table adds what a user makes the server do
-for it: scans, copies of other streams (mirrors and sources), republished messages, requests under
+publish, and the router checks it where it arrives. The table adds what the server does on behalf of
+a user: scans, copies of other streams (mirrors and sources), republished messages, requests under
 the alias of a domain, and answers that the server would publish to a subject of a service.
 
     action                    subject that must be allowed
-    any API request           $JS.API.<request>.<stream>...; no deny of it may be evaded by an alias
+    any API request           $JS.API.<request>.<stream>...; an alias must not bypass a deny of it
     plan a scan, scan         $JS.API.STREAM.SCAN.PLAN.<stream>, unless gets and consumers of the
-                              stream are denied: what is closed there is closed here
+                              stream are both denied: then scans are denied as well
     mirror, source, restore   one of the ways to read the whole origin (READ_WAYS)
     republish to a subject    that subject
     schedule a message        its target
@@ -36,16 +36,16 @@ _CONSUMERS: Final = (
 )
 PLAN: Final = "STREAM.SCAN.PLAN.{stream}"
 READ_WAYS: Final = (*_GETS, *_CONSUMERS, PLAN)
-"""Requests that can read every message of a stream. A get or a consumer of one subject is none."""
+"""Requests that can read every message of a stream; not gets or consumers of a single subject."""
 
 SERVED: Final = (b"$JS.API.", b"$JS.ACK.", b"$JS.FC.", b"$JS.SNAPSHOT.", b"$SYS.")
-"""What a server answers. Others below $JS. are inboxes of mirrors ($JS.M, $JS.S)."""
+"""Subjects that a server answers. Others under $JS. are inboxes of mirrors ($JS.M, $JS.S)."""
 
 _PLACEHOLDER: Final = re.compile(r"\{\{.*?\}\}|\$\d+")
 
 
 def scan_subject(stream: str) -> bytes:
-    """What a user must be allowed to publish to, to plan a scan of the stream and to scan it."""
+    """The subject that a user must be allowed to publish to in order to scan the stream."""
     return _subject(PLAN, stream)
 
 
@@ -58,9 +58,9 @@ def may_scan(rules: PublishRules | None, stream: str) -> bool:
 def check_config(
     rules: PublishRules | None, config: StreamConfig, known: StreamConfig | None
 ) -> None:
-    """Before a stream is created, restored or changed: what it copies and where it republishes.
-    What `known`, its present configuration, does already is not checked again. Raises
-    JetStreamError. The same error for an origin that does not exist: it reveals nothing."""
+    """Called before a stream is created, restored or changed: checks what it copies and where it
+    republishes, except for what `known`, its current configuration, already does. Raises
+    JetStreamError; the same for an origin that does not exist, so that nothing is revealed."""
     if rules is None:
         return
     before = set(_origins(known)) if known is not None else set()
@@ -75,8 +75,9 @@ def check_config(
 
 
 def check_delivery(rules: PublishRules | None, subject: str, *, domain: bytes) -> None:
-    """Before the server sends the messages of a stream to this subject, for a consumer or as a
-    snapshot: they would be requests that nobody has checked. Raises JetStreamError."""
+    """Called before the server sends messages of a stream to this subject, for a consumer or as a
+    snapshot: on the subject of a service they would be unchecked requests. Raises
+    JetStreamError."""
     if rules is None:
         return
     meant = canonical_subject(subject.encode(), domain=domain) or subject.encode()
@@ -85,7 +86,7 @@ def check_delivery(rules: PublishRules | None, subject: str, *, domain: bytes) -
 
 
 def evades_deny(rules: PublishRules | None, subject: bytes, *, domain: bytes) -> bytes | None:
-    """The subject that `subject`, under the alias of the domain, stands for, if it is denied."""
+    """If `subject` uses the alias of the domain, the plain subject, if that is denied."""
     if rules is None:
         return None
     meant = canonical_subject(subject, domain=domain)
@@ -93,8 +94,8 @@ def evades_deny(rules: PublishRules | None, subject: bytes, *, domain: bytes) ->
 
 
 def _may_copy(rules: PublishRules, origin: StreamSource) -> bool:
-    """`external.api` takes the place of $JS.API: an origin in another account or domain is read
-    through what is imported there."""
+    """Whether the user may read the origin. `external.api` replaces $JS.API: an origin in another
+    account or domain is read through the subjects imported there."""
     prefix = API_PREFIX
     if origin.external is not None and origin.external.api:
         prefix = origin.external.api.rstrip(".").encode() + b"."
@@ -102,7 +103,7 @@ def _may_copy(rules: PublishRules, origin: StreamSource) -> bool:
 
 
 def _is_closed(rules: PublishRules, stream: str) -> bool:
-    """Whether a deny list names both the gets and the consumers of the stream."""
+    """Whether a deny list contains both the gets and the consumers of the stream."""
 
     def denied(ways: tuple[str, ...]) -> bool:
         return any(rules.denies(_subject(way, stream)) for way in ways)

@@ -1,4 +1,4 @@
-"""The identity of a stream: a source notices by it that its origin was deleted and created again.
+"""The identity of a stream, by which a source detects that its origin was deleted and recreated.
 
 Owns: the identity, which requests check it, and which answers carry it.
 May not touch: consumers, sending.
@@ -32,8 +32,8 @@ _decoder = msgspec.json.Decoder(_Create)
 
 
 def checked_identity(kind: ApiKind, headers: bytes, body: bytes, created_ns: int) -> bytes:
-    """The headers of the answer. A consumer that reads for a mirror or a source must name the
-    stream's own identity, or none; raises JetStreamError."""
+    """The headers of the answer. Raises JetStreamError if the consumer of a mirror or source names
+    another identity than that of the stream."""
     asked = wire_headers.get(headers, IDENTITY_HEADER) if headers else None
     if kind is ApiKind.CONSUMER_RESET:
         wanted = asked is not None
@@ -53,5 +53,5 @@ def _reads_for_a_stream(body: bytes) -> bool:
     try:
         config = _decoder.decode(body).config
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # the leader says what is wrong with it
+        return False  # the leader will report what is wrong
     return config.direct or config.sourcing

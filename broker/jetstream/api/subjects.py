@@ -127,7 +127,7 @@ def parse_api_subject(subject: bytes, *, domain: bytes = b"") -> ApiRequest | No
 
 
 def canonical_subject(subject: bytes, *, domain: bytes) -> bytes | None:
-    """What a subject under `$JS.<domain>.API.` stands for; None when it is not one."""
+    """The `$JS.API.` subject for a subject under `$JS.<domain>.API.`; None if it is not one."""
     ours = b"$JS." + domain + b".API."
     if not domain or not subject.startswith(ours):
         return None

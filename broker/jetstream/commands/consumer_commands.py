@@ -48,7 +48,7 @@ class DeliveryProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Acks(msgspec.Struct, array_like=True, frozen=True):
-    """`of` may be empty: the entry then only delays a confirmation behind earlier acks."""
+    """`of` may be empty: the entry then only makes a confirmation wait for earlier acks."""
 
     now_ns: int
     of: Sequence[ConsumerAcks]

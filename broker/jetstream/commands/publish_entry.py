@@ -24,9 +24,9 @@ from broker.jetstream.commands.stream_commands import CommandKind
 # kind, rules, time_ns, from_node, session, batch_no; the bytes of a Block follow
 PUBLISH_PREFIX: Final = Packing("<BB6xqQQQ")
 PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
-# Rules by which every replica judges the messages of an entry. 0: those of version 0.1. 1: a header
-# without a value counts as absent, a batch may require every API level that this server has, and a
-# TTL that is not valid is told as such where none is allowed. The leader writes them.
+# Rules by which every replica checks the messages of an entry; the leader writes them into it. 0:
+# those of version 0.1. 1: a header without a value counts as absent, a batch may require any API
+# level that this server has, and an invalid TTL is reported as such even where none is allowed.
 RULES: Final = 1
 FAST_SUFFIX: Final = b".$FI"
 FLOW_DEFAULT: Final = 10
@@ -154,7 +154,7 @@ def noted_prefix(
     bounds: Bounds | None,
     rules: int = RULES,
 ) -> bytes:
-    """As publish_prefix, for an entry with notes: the result of `encode_marks` and the block
+    """Like publish_prefix, for an entry with notes: the result of `encode_marks` and the block
     follow."""
     kind = CommandKind.NOTED_PUBLISH
     prefix = PUBLISH_PREFIX.pack(kind, rules, time_ns, from_node, session, batch_no)

@@ -5,9 +5,9 @@ May not touch: state; the layout of entries that carry a block (publish_entry.py
 in broker/jetstream/stream).
 Spec: docs/ARCHITECTURE.md, "Invariants" (replicas that applied the same index are equal).
 
-A command carries every fact that its effect depends on. Above all the time: the leader stamps it
+A command carries everything that its effect depends on, above all the time: the leader stamps it
 once, and applying the command reads no clock. New fields go to the end of a Struct and have a
-default, so that entries written by an older version still decode."""
+default, so that entries written by an older version can be decoded."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class DeleteMessage(Command, frozen=True, array_like=True):
 
 
 class UpdateConfig(Command, frozen=True, array_like=True):
-    """Replace the configuration (already normalized and validated). Lowered limits take effect at
-    once."""
+    """Replace the configuration (already normalized and validated). Lowered limits take effect
+    immediately."""
 
     config: StreamConfig
 
@@ -140,7 +140,7 @@ class DeleteConsumer(Command, frozen=True, array_like=True):
 
 class PauseConsumer(Command, frozen=True, array_like=True):
     """Pause until `until_ns`; 0 or a time not after `now_ns` resumes. `kept`: the configuration
-    shows a time that is over, too."""
+    keeps a time that has passed."""
 
     name: str
     until_ns: int = 0

@@ -26,11 +26,11 @@ _ALIGN: Final = 8
 
 
 class WriterMark(msgspec.Struct, array_like=True, frozen=True):
-    """Whose block it is, and where in his output it begins."""
+    """The writer of a block, and the position of the block in the writer's output."""
 
-    writer: str  # with the partition of its output
-    epoch: int  # a later one begins anew; blocks of an earlier one are repeats
-    row: int  # of the first row of the block, counted from 0 in each epoch
+    writer: str  # name, including the partition of its output
+    epoch: int  # a later epoch starts over; blocks of an earlier one are repeats
+    row: int  # position of the block's first row, counted from 0 in each epoch
 
 
 _marks: Final = msgspec.msgpack.Decoder(WriterMark)

@@ -26,8 +26,8 @@ LEVEL_KEY: Final = "_nats.level"
 _DIGITS_MAX: Final = 19  # longer numbers are invalid
 
 
-# For messages of a batch the level is checked where they are applied, and there all replicas must
-# decide alike: by the rules of the entry (commands/publish_entry.py).
+# For messages of a batch, the level is checked at apply, where all replicas must decide alike: by
+# the rules of the entry (commands/publish_entry.py).
 _APPLIED_LEVELS: Final = (2, 5)
 
 

@@ -62,7 +62,7 @@ _POLICY_WORDS: Final = {
 def check_consumer_config(
     config: ConsumerConfig, *, stream: StreamConfig, view: AccountView, pedantic: bool = False
 ) -> ConsumerConfig:
-    """`consumer_config_steps`, at once."""
+    """`consumer_config_steps`, in one call."""
     steps = consumer_config_steps(config, stream=stream, view=view, pedantic=pedantic)
     return finish(steps)
 

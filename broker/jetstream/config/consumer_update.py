@@ -80,7 +80,7 @@ def decide_create(
     """Decide what creating the consumer `name` with a normalized `config` does; raises the error
     to answer with. `consumers` are the stream's consumers.
 
-    `is_bound`: the present deliver subject has a subscriber, so it may not change.
+    `is_bound`: the current deliver subject has a subscriber, so it may not change.
     A create request for an existing consumer cannot pause it: its `pause_until` is ignored.
     """
     old = consumers.get(name)
@@ -104,9 +104,9 @@ def decide_create(
 
 
 def check_repeated_create(action: str, requested: ConsumerConfig, *, exists: bool) -> None:
-    """`requested` is as the client sent it. nats-server compares it with what is stored, where an
-    ephemeral consumer has the default inactive_threshold: it can be created once only, unless the
-    request names a threshold."""
+    """`requested` is as the client sent it. nats-server compares it with the stored configuration,
+    in which an ephemeral consumer has the default inactive_threshold: so a create of an ephemeral
+    consumer can be repeated only if the request sets a threshold."""
     differs = not requested.durable_name and not requested.inactive_threshold
     if exists and differs and action == ConsumerAction.CREATE:
         raise JetStreamError(ErrCode.CONSUMER_ALREADY_EXISTS)
@@ -115,8 +115,9 @@ def check_repeated_create(action: str, requested: ConsumerConfig, *, exists: boo
 def without_default_threshold(
     old: ConsumerConfig | None, config: ConsumerConfig, *, asked: int
 ) -> ConsumerConfig:
-    """A durable consumer stays one when an update does not name it so: the inactive_threshold of an
-    ephemeral one is not for it. `asked`: the threshold that the client sent."""
+    """A durable consumer stays durable when an update leaves out its durable name: it must not get
+    the default inactive_threshold of an ephemeral one. `asked`: the threshold that the client
+    sent."""
     if old is None or not old.is_durable or asked > 0:
         return config
     return replace(config, inactive_threshold=0)

@@ -51,7 +51,7 @@ class ServerLimits:
     duplicate_window_ns: int = 0
     max_ack_pending: int = 0
     max_request_batch: int = 0
-    max_memory: int | None = None  # None: as much as there is; 0: there is no such storage
+    max_memory: int | None = None  # None: unlimited; 0: there is no such storage
     max_storage: int | None = None
 
 
@@ -61,17 +61,17 @@ class AccountView:
 
     streams: Mapping[str, StreamConfig] = field(default_factory=dict)
     limits: AccountLimits = field(default_factory=AccountLimits)
-    tiers: Mapping[str, AccountLimits] = field(default_factory=dict)  # then `limits` do not count
+    tiers: Mapping[str, AccountLimits] = field(default_factory=dict)  # if set, replace `limits`
     server: ServerLimits = field(default_factory=ServerLimits)
     clustered: bool = True
-    # Bytes that the account's own streams reserve, where they are known without adding them up.
+    # Bytes that the account's own streams reserve, if the caller has the sum.
     reserved: Mapping[Storage, int] | None = None
     # Bytes that streams of other accounts have reserved on this server, by storage. Not used in a
     # cluster: there the free space differs between nodes, and placement checks it.
     reserved_by_others: Mapping[Storage, int] = field(default_factory=dict)
 
     def limits_of(self, config: StreamConfig) -> AccountLimits:
-        """Those of the account, or of the tier that streams with so many replicas belong to."""
+        """The limits of the account, or of the tier for the stream's number of replicas."""
         if not self.tiers:
             return self.limits
         tier = self.tiers.get(tier_name(config.num_replicas))
@@ -122,7 +122,7 @@ def check_account_limits(config: StreamConfig, view: AccountView) -> None:
 
 
 def reserved_in_tier(config: StreamConfig, view: AccountView) -> int:
-    """With the stream. The limits of a tier are about one replica."""
+    """Bytes reserved in the tier, including the stream. Limits of a tier apply to one replica."""
     others = [s for s in view.counted(config) if s.name != config.name]
     return sum(max(s.max_bytes, 0) for s in (*others, config) if s.storage is config.storage)
 
@@ -130,8 +130,8 @@ def reserved_in_tier(config: StreamConfig, view: AccountView) -> int:
 def _exceeds_server(
     config: StreamConfig, reserved: int, most: int | None, view: AccountView
 ) -> bool:
-    """Whether the server has no storage of this kind, or, standalone, would reserve more than it
-    has."""
+    """Whether the server has no storage of this kind or, if standalone, would reserve more than its
+    limit."""
     if not most:
         return most is not None
     return not view.clustered and config.max_bytes > 0 and most < reserved

@@ -45,7 +45,7 @@ def consumer_name(randomness: bytes) -> str:
 
 
 def metadata_exceeds(metadata: dict[str, str], bytes_max: int) -> bool:
-    """Characters are counted first, which is quick: a body may bring a megabyte of metadata."""
+    """Characters are counted first, which is fast: a body may contain a megabyte of metadata."""
     if sum(map(len, metadata)) + sum(map(len, metadata.values())) > bytes_max:
         return True
     size = sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())

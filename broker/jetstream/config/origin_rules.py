@@ -20,7 +20,7 @@ from broker.jetstream.config.transforms import mapping_problem
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import STEP_ITEMS, Steps, any_included, collides, first_overlap, valid_subject
 
-TRANSFORMS_MAX: Final = 128  # of one origin: they are tried one after the other
+TRANSFORMS_MAX: Final = 128  # per origin: they are tried one after the other
 
 
 def origin_steps(config: StreamConfig, view: AccountView, *, pedantic: bool) -> Steps[StreamConfig]:
@@ -81,7 +81,7 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView)
 
 
 def check_new_mirror(config: StreamConfig) -> None:
-    """Of a stream that is created; a mirror that exists cannot be changed."""
+    """Checks the mirror of a new stream; an existing mirror cannot be changed."""
     wanted = "" if config.mirror is None else config.mirror.filter_subject
     if wanted and not valid_subject(wanted.encode(), wildcards=True):
         reason = f"subject filter '{wanted}' for the mirror invalid subject"
@@ -192,8 +192,8 @@ def _check_externals(config: StreamConfig, view: AccountView) -> Steps[None]:
 
 
 def _check_cycles(config: StreamConfig, streams: Mapping[str, StreamConfig]) -> Steps[None]:
-    """No stream may feed itself through the local streams it mirrors or sources. Each of them is
-    looked at once, however many others read it."""
+    """No stream may feed itself through the local streams that it mirrors or sources. Each of them
+    is visited once, however many others read it."""
     to_visit, visited = deque([config]), set[str]()
     while to_visit:
         stream = to_visit.popleft()

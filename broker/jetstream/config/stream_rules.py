@@ -54,7 +54,7 @@ SHORTEST_AGE_NS: Final = 100 * NS_PER_MS
 def check_stream_create(
     request: StreamConfigRequest, *, named: str, view: AccountView
 ) -> StreamConfig:
-    """`stream_create_steps`, at once."""
+    """`stream_create_steps`, in one call."""
     return finish(stream_create_steps(request, named=named, view=view))
 
 
@@ -83,7 +83,7 @@ def stream_create_steps(
 def check_stream_config(
     config: StreamConfig, *, view: AccountView, pedantic: bool = False
 ) -> StreamConfig:
-    """`stream_config_steps`, at once."""
+    """`stream_config_steps`, in one call."""
     return finish(stream_config_steps(config, view=view, pedantic=pedantic))
 
 
@@ -256,7 +256,7 @@ def _check_subjects(config: StreamConfig) -> Steps[None]:
         except JetStreamError as refused:
             refusal, patterns = refused, patterns[:at]
             break
-    # Of two errors, the one of the earlier subject is answered.
+    # Of two errors, the one of the earlier subject is reported.
     position = yield from first_overlap(patterns)
     if position is not None:
         pattern = patterns[position]

@@ -31,7 +31,7 @@ def check_stream_update(
     consumers: Mapping[str, ConsumerConfig],
     view: AccountView,
 ) -> StreamConfig:
-    """`stream_update_steps`, at once."""
+    """`stream_update_steps`, in one call."""
     steps = stream_update_steps(request, named=named, old=old, consumers=consumers, view=view)
     return finish(steps)
 

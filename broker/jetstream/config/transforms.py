@@ -1,7 +1,7 @@
 """Subject transforms of streams: whether one is valid, and its mapping.
 
-Owns: the rule that an empty destination keeps subjects unchanged, and how much one may repeat:
-every replica carries it out for every message.
+Owns: the rule that an empty destination keeps subjects unchanged, and the bound on the parts that a
+destination may repeat: every replica applies it to every message.
 May not touch: the grammar and the mapping itself (broker/subjects/mapping.py).
 Spec: NATS ADR-30, subject transforms."""
 

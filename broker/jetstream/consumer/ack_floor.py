@@ -37,9 +37,9 @@ class AckFloor:
         self.pending: dict[int, int] = {}  # stream seq -> consumer seq of its first delivery
         self.redelivered: dict[int, int] = {}  # stream seq -> deliveries so far, 2 or more
         self.exhausted: set[int] = set()  # given up after max_deliver, not acked, still stored
-        # Pending sequences in ascending order. Settled entries are dropped only when they reach
-        # the front. The dict cannot answer this: finding its first key walks over every entry
-        # that was deleted before it.
+        # Pending sequences in ascending order; settled entries are dropped only when they reach
+        # the front. `pending` cannot be used for this: finding the first key of a dict walks over
+        # every entry that was deleted before it.
         self._order: deque[int] = deque()
 
     def deliver(self, first: int, last: int, *, consumer_seq: int) -> None:
@@ -61,7 +61,7 @@ class AckFloor:
         self.stream_seq = max(self.stream_seq, stream_seq)
 
     def deliver_unacked(self, *, stream_seq: int, consumer_seq: int) -> None:
-        """Ack policy none: a delivered message is settled at once."""
+        """Ack policy none: a delivered message is settled immediately."""
         self.delivered_up_to(stream_seq=stream_seq, consumer_seq=consumer_seq)
         self._floor_to_delivered()
 
@@ -111,8 +111,8 @@ class AckFloor:
                 self.exhausted.add(sequence)
 
     def remove(self, sequences: Sequence[int], known: Set[int] | None = None) -> list[int]:
-        """These were removed from the stream. Returns those that were pending. `known` may have the
-        same sequences, and costs at most one step per tracked message."""
+        """These were removed from the stream. Returns those that were pending. `known` may hold the
+        same sequences as a set: then the cost is at most one step per tracked message."""
         pending, exhausted = self.pending, self.exhausted
         if known is not None and len(pending) + len(exhausted) < len(sequences):
             sequences = sorted(one for one in (*pending, *exhausted) if one in known)
@@ -128,7 +128,7 @@ class AckFloor:
         return removed
 
     def remove_range(self, first: int, last: int) -> list[int]:
-        """As `remove` for first..last inclusive; costs at most one step per tracked message."""
+        """Like `remove`, for first..last inclusive; costs at most one step per tracked message."""
         if last - first < len(self.pending) + len(self.exhausted):
             return self.remove(range(first, last + 1))
         tracked = [s for s in (*self.pending, *self.exhausted) if first <= s <= last]
@@ -206,8 +206,8 @@ class AckFloor:
                 self.redelivered.pop(sequence, None)
 
     def _raise_floor(self) -> None:
-        """Raise the floor to just below the lowest pending message. It follows from the packed
-        values alone: a replica that was restarted must come to the same floor as the others."""
+        """Raise the floor to just below the lowest pending message. This depends only on packed
+        values: a restarted replica must get the same floor as the others."""
         pending, order = self.pending, self._order
         if not pending:
             order.clear()

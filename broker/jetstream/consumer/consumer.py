@@ -125,7 +125,7 @@ class Consumer:
     ) -> None:
         self.stream = stream
         self.name = name
-        self._filter_tree: Patterns | None = None  # built when `wants` is asked
+        self._filter_tree: Patterns | None = None  # built by the first `wants`
         self._set_config(config)
         self.incarnation = index
         self.epoch = index
@@ -213,7 +213,8 @@ class Consumer:
 
     def removed(self, seqs: Sequence[int], known: Set[int] | None = None) -> None:
         """These messages were removed from the stream. Pending ones count as terminated. `known`
-        has the same sequences: a consumer with few pending ones need not look at all of them."""
+        has the same sequences as a set, so that a consumer with few pending messages does not have
+        to visit all of them."""
         if not seqs:
             return
         self.state.remove(seqs, known)

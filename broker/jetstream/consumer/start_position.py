@@ -19,18 +19,19 @@ from broker.jetstream.consumer.stream_protocol import MessageSource
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import Steps
 
-SORTED_TOGETHER = 8192  # sequences
-TAKEN_OUT_SINGLY = 256  # the same; more are taken out together
+SORTED_TOGETHER = 8192  # sequences sorted in one step
+TAKEN_OUT_SINGLY = 256  # sequences removed one by one; more are removed in one pass
 
 
 def sequences(found: Iterable[int] = ()) -> array[int]:
-    """Eight bytes each: a consumer may begin with one for every subject of its stream."""
+    """An array, which takes eight bytes per sequence: a consumer may start with one sequence for
+    every subject of its stream."""
     return array("Q", found)
 
 
 def take_out(known: array[int], gone: Sequence[int]) -> None:
-    """Remove those of `gone` that are among these ascending sequences. To take out one moves all
-    that follow it, so many are taken out in one pass."""
+    """Remove the sequences of `gone` from these ascending sequences. Removing one moves all that
+    follow it, so many are removed in one pass."""
     if len(gone) > TAKEN_OUT_SINGLY:
         known[:] = (BitMap64(known) - BitMap64(sequences(gone))).to_array()
         return
@@ -42,7 +43,7 @@ def take_out(known: array[int], gone: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class Start:
-    """The first sequence to look at.
+    """The first sequence to consider.
 
     For last_per_subject: `initial` is delivered first, then everything above `resume_after`.
     """

@@ -1,4 +1,4 @@
-"""Acknowledgements of one consumer between two log entries, and what NAK, TERM and the rest do.
+"""Collects the acks of one consumer between two log entries, and handles NAK, TERM and +WPI.
 
 Owns: acks received and not yet proposed, replies waiting for a confirmation, acks chosen as
 samples, messages given up after max_deliver.
@@ -106,7 +106,7 @@ class AckCollector:
             self._confirms.append(reply)
 
     def take_many(self, stream_seqs: list[int], consumer_seqs: list[int]) -> None:
-        """As `take` for acks without replies."""
+        """Like `take`, for acks without replies."""
         if self._all:
             for pair in zip(stream_seqs, consumer_seqs, strict=True):
                 self._arrived_up_to = max(self._arrived_up_to, pair)
@@ -197,7 +197,8 @@ class AckCollector:
         self._floor_differs = self._cursor.tracked and live.floor != replicated.floor
 
     def urgency(self, *, removing: bool) -> Urgency:
-        """`removing`: an ack removes its message from the stream, which everybody sees."""
+        """`removing`: an ack removes its message from the stream, which is visible to all
+        clients."""
         if self._confirms:
             return Urgency.NOW
         count = len(self._acked) + len(self._exhausted)
@@ -217,8 +218,8 @@ class AckCollector:
             or self._confirms
         ):
             return None
-        # A message that was given up does not hold the floor at the next ack. Replicas apply acks
-        # first, so in one entry with both they need the resulting floor.
+        # A message that was given up does not hold back the floor at the next ack. Replicas apply
+        # acks first, so if one entry has both, they need the resulting floor.
         told = self._floor_differs or bool(self._exhausted)
         acks = ConsumerAcks(
             self._consumer.name,

@@ -1,6 +1,6 @@
 """The position of one consumer on its leader: what was delivered and what comes next.
 
-Owns: the live ack state, which runs ahead of the replicated one, the next message to look at, the
+Owns: the live ack state, which runs ahead of the replicated one, the next message to consider, the
 redelivery queue, num_pending, the room under max_ack_pending, the record for the next Progress.
 May not touch: receivers, clocks; `now` is an argument.
 Spec: JetStream delivery order, last_per_subject, num_pending, removal of unacked messages."""
@@ -100,7 +100,8 @@ class Cursor:
         return len(self._initial) + self._num_pending.count(start, now=now, exact=exact)
 
     def counted(self, now: int, *, exact: bool = False) -> bool:
-        """Count on what is pending, for some steps. True when `count` has little left to do."""
+        """Continue counting num_pending, for some steps. True when `count` has little left to
+        do."""
         start = self._consumer.resume_after + 1 if self._initial else self.next_seq
         return self._num_pending.counted(start, now=now, exact=exact)
 
@@ -191,7 +192,7 @@ class Cursor:
         return were_pending
 
     def removed_range(self, first: int, last: int) -> list[int]:
-        """As `removed`, for every sequence from `first` to `last`."""
+        """Like `removed`, for every sequence from `first` to `last`."""
         were_pending = self.live.remove_range(first, last)
         self.redelivery.forget(were_pending)
         self._num_pending.removed(last, self.next_seq)

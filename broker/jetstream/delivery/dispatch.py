@@ -21,7 +21,7 @@ class PumpLimits:
 
     messages: int = 1000
     size: int = 1 << 20
-    # With at least this many messages to deliver, requests take turns in runs, not one by one.
+    # With at least this many messages to deliver, requests are served in runs, not one by one.
     runs_from: int = 64
     rate_burst_bytes: int = 1 << 20
 
@@ -104,8 +104,8 @@ class Dispatch:
         return sent
 
     def _hand_out(self, receivers: Receivers, groups: RowGroups, total: int, now: int) -> int:
-        """Requests take turns, one message each. With many messages each has four turns, of runs:
-        that saves most of the work, and all get as much."""
+        """Serve the requests in turn, one message each. With many messages, each request gets four
+        turns of longer runs: that saves most of the work, and all get the same share."""
         turns = receivers.turns
         run = total
         if turns > 1:
@@ -145,7 +145,7 @@ class Dispatch:
             )  # fmt: skip
             receivers.served(receiver, count, now)
             at += count
-            if conditional:  # whether a request may have more depends on the counts after this
+            if conditional:  # a request's eligibility depends on the counts after this run
                 cursor.first_deliveries(rows, indices[recorded:at], now)
                 recorded = at
                 consumer_seq, pending = cursor.upcoming(now)

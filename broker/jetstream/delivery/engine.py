@@ -73,9 +73,9 @@ class Delivery:
         self._acks = AckCollector(consumer, self._cursor, self._effects, time)
         self._limits = limits
         self._closed = False
-        self._ending = False  # the deletion is in the log: nobody is served any more
-        self._acks_came = False  # since the last pump
-        # Held: no_wait while pending messages are counted, all while the consumer is ending.
+        self._ending = False  # its deletion was proposed: no client is served any more
+        self._acks_came = False  # acks were received since the last pump
+        # Held requests: no_wait ones while pending messages are counted; all while _ending.
         self._early: list[PullRequest] = []
         self._pumped_at = now
         self._last_delivered_ns = consumer.last_delivered_ns
@@ -119,15 +119,16 @@ class Delivery:
             self._take_early(request)
             return
         if request.no_wait:
-            self._acks.settle(now)  # whether there is a message for it depends on the acks
+            self._acks.settle(now)  # acks decide whether there is a message for this request
             if self._early or not self._cursor.counted(now, exact=True):
                 self._take_early(request)
                 return
         self._pull.add(request, now)
 
     def _take_early(self, request: PullRequest) -> None:
-        """Hold it: whether there is a message for it is known when the pending ones are counted;
-        whether anyone serves it, when the deletion of the consumer is applied or given up."""
+        """Hold the request until it is known whether there is a message for it (pending messages
+        are being counted), or whether it will be served at all (the deletion of the consumer is not
+        decided yet)."""
         assert self._pull is not None
         if len(self._early) < self._pull.waiting.capacity:
             self._early.append(request)
@@ -266,7 +267,7 @@ class Delivery:
         return self._acks.take_all(now)
 
     def counting(self, now: int) -> Steps[None]:
-        """What `numbers` has to count, in steps."""
+        """Count what `numbers` needs, in steps."""
         while not self._cursor.counted(now, exact=True):
             yield
 
@@ -286,7 +287,7 @@ class Delivery:
         return ConsumerNumbers(
             consumer_seq=live.consumer_seq,
             stream_seq=live.stream_seq,
-            # Once recorded, the time of the record counts: every replica has it.
+            # Once recorded, show the time of the record, which every replica has.
             last_delivered_ns=max(self._last_delivered_ns, consumer.last_delivered_ns),
             floor_consumer_seq=live.floor_consumer_seq,
             floor_stream_seq=live.floor_stream_seq,
@@ -351,8 +352,8 @@ class Delivery:
     # Steps of a pump
 
     def _is_counted(self, now: int) -> bool:
-        """Whether deliveries can go on: every message tells how many are pending. Counting takes
-        many pumps if the stream is large."""
+        """Whether num_pending is known, so that deliveries can continue: every message carries it.
+        Counting takes many pumps if the stream is large."""
         if not self._early and not self.has_receiver():
             return True
         if not self._cursor.counted(now, exact=bool(self._early)):
@@ -383,9 +384,9 @@ class Delivery:
         self._paused = paused
 
     def _check_idle(self, now: int) -> None:
-        """Propose the deletion. An entry of the log cannot be taken back: once a majority is there
-        again the consumer is gone, so that nobody may be served in the meantime. A deletion that is
-        refused or lost ends this engine (Leadership), and the next one serves again."""
+        """Propose the deletion of an idle consumer. A proposed entry cannot be taken back: it may
+        be committed once there is a majority again, so no client may be served in the meantime. If
+        the deletion is refused or lost, Leadership starts another engine, which serves again."""
         deadline = self._idle_deadline()
         if deadline is None or now < deadline:
             return

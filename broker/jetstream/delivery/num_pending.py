@@ -12,17 +12,17 @@ from broker.jetstream.consumer.stream_protocol import MessageSource
 from broker.subjects import Steps
 
 RECOUNT_INTERVAL_NS = 100_000_000
-STEPS_PER_CALL = 4  # of a count that looks at blocks: a millisecond or two
+STEPS_PER_CALL = 4  # of a count that reads blocks: a millisecond or two
 
 
 @dataclass(slots=True)
 class _Recount:
-    """A count of everything that is under way."""
+    """A full count in progress."""
 
     steps: Steps[int]
     to: int  # the last sequence that it covers
-    delivered: int = 0  # messages, since it began
-    removed: bool = False  # whether messages were, since it began
+    delivered: int = 0  # messages delivered since it began
+    removed: bool = False  # whether messages were removed since it began
 
 
 class NumPending:
@@ -31,8 +31,8 @@ class NumPending:
     A removal among the counted messages makes the number uncertain until the next recount.
     Deliveries trigger a recount at most ten times a second, consumer info always does. A stream
     without deleted messages and filters is never counted: its number follows from the sequences.
-    A count may look at every subject of the stream. Callers that must not wait for it call
-    `counted` until it says so; `count` then does little.
+    A count may visit every subject of the stream. Callers that must not block call `counted` until
+    it returns True; `count` then does little.
     """
 
     __slots__ = (
@@ -61,8 +61,8 @@ class NumPending:
         return self._count
 
     def counted(self, next_seq: int, *, now: int, exact: bool = False) -> bool:
-        """Count on, for some steps. Whether the number is known; without `exact` an uncertain one
-        will do."""
+        """Continue counting, for some steps. Returns whether the number is known; without `exact`,
+        an uncertain one is enough."""
         store = self._store
         last_seq = store.last_seq
         if next_seq > last_seq:

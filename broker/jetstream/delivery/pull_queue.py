@@ -22,7 +22,7 @@ from broker.jetstream.times import go_duration
 
 PRIORITIES: Final = 10
 HEARTBEAT_NS_MIN: Final = 10_000_000  # shorter intervals are raised to this
-# Of one consumer, whatever its max_waiting: every request and every message may look at all.
+# Per consumer, whatever its max_waiting: a request or a message may have to visit all of them.
 WAITING_MAX: Final = 10_000
 _TIMERS_SLACK: Final = 1024  # the heap is rebuilt above twice the number of requests plus this
 
@@ -224,7 +224,8 @@ class PullQueue:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = min(capacity if capacity > 0 else MAX_WAITING_DEFAULT, WAITING_MAX)
-        # By priority, in its order. Most consumers use one, many none: a deque takes 760 bytes.
+        # By priority, created on demand: most consumers use one or none, and a deque takes 760
+        # bytes.
         self._levels: dict[int, deque[PullRequest]] = {}
         self.size = 0  # requests that are not closed
         # When to check a request again: its heartbeat or its expiry. A heartbeat postponed by a

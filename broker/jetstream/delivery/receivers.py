@@ -30,8 +30,8 @@ from broker.jetstream.delivery.pull_queue import (
 from broker.store.block.codec import Rows
 
 FLOW_CONTROL_REQUEST: Final = status("100 FlowControl Request")
-SWEPT_AT_ONCE: Final = 512  # requests whose replies are looked up for every new request
-SWEPT_EVERY_NS: Final = 100_000_000  # for more of them
+SWEPT_AT_ONCE: Final = 512  # up to this many waiting requests, every new request sweeps them
+SWEPT_EVERY_NS: Final = 100_000_000  # with more, they are swept at most this often
 
 
 class Receivers(Protocol):
@@ -90,7 +90,7 @@ class PullReceivers:
         self._effects = effects
         self._has_interest = has_interest
         self._listening: set[bytes] = set()  # replies found to have interest in this pump
-        self._swept = (0, 0)  # when, and how many requests were left
+        self._swept = (0, 0)  # time of the last sweep, and how many requests were left
         self._now = 0
         self._set_pin()
 
@@ -121,7 +121,7 @@ class PullReceivers:
             self.sweep(now)
         if waiting.size < waiting.capacity:
             waiting.add(request)
-        elif not request.heartbeat_ns:  # a client with heartbeats notices that they are missing
+        elif not request.heartbeat_ns:  # a client with heartbeats notices missing ones
             self._refuse(request, EXCEEDED_MAX_WAITING)
 
     def end_no_wait(self, now: int) -> None:
@@ -188,8 +188,9 @@ class PullReceivers:
         self._effects += self.waiting.due(now, self._heartbeat)
 
     def sweep(self, now: int) -> None:
-        """Drop requests that have expired or whose reply subject has no subscriber. Of many that
-        were looked at a moment ago only the expired ones: a client may send requests faster."""
+        """Drop requests that have expired or whose reply subject has no subscriber. If there are
+        many and they were checked a moment ago, drop only expired ones: a client may send requests
+        faster than they can be checked."""
         self.due(now)
         at, left = self._swept
         if now - at < SWEPT_EVERY_NS and left > SWEPT_AT_ONCE:
@@ -224,8 +225,8 @@ class PullReceivers:
         ) or 0 < request.min_ack_pending <= len(self._cursor.live.pending)
 
     def _can_serve_now(self, request: PullRequest, now: int) -> bool:
-        """Whether messages are left for a no_wait request, after those that wait already. If not,
-        it is refused, unless it may wait until it expires."""
+        """Whether messages are left for a no_wait request, after the requests that already wait. If
+        not, it is refused, unless it may wait until it expires."""
         available = self._available(now)
         if available == 0:
             if request.expires_at:

@@ -4,7 +4,7 @@ Owns: the record of deliveries since the last Progress entry, and the order of o
 Progress before Acks, confirmations after both.
 May not touch: ack state, Raft; the caller proposes the commands.
 Spec: docs/ARCHITECTURE.md, "Consumers". At most one Progress and one Acks entry per stream at a
-time, whatever the number of consumers; what nobody waits for waits for more (Urgency)."""
+time, whatever the number of consumers; changes that no client waits for are batched (Urgency)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from broker.jetstream.commands.stream_commands import AnyCommand
 # is replicated rarely.
 LAZY_INTERVAL_NS: Final = 250_000_000
 LAZY_MESSAGES: Final = 10_000
-# What waits to be replicated is replicated at once when it is this much.
+# Pending changes are replicated immediately when there are this many.
 WAITING_MAX: Final = 1_000
 
 
 class Urgency(IntEnum):
-    """Of what an engine has to replicate. A crash before that repeats deliveries, no more."""
+    """How soon an engine's changes must be replicated. A crash before that only repeats
+    deliveries."""
 
     NOTHING = 0
-    CAN_WAIT = 1  # for more to share its entries with
-    NOW = 2  # somebody waits for it
+    CAN_WAIT = 1  # until more changes share the entry
+    NOW = 2  # a client waits for it
 
 
 class ProgressRecord:
@@ -56,7 +57,7 @@ class ProgressRecord:
         self._since = 0
 
     def sent(self, count: int, now: int) -> None:
-        """Messages of which only the count matters."""
+        """`count` messages were delivered; which ones does not matter."""
         if not self._messages:
             self._since = now
         self._messages += count
@@ -122,9 +123,9 @@ class ProgressSource(Protocol):
 
 def flush(deliveries: Iterable[ProgressSource], now: int, *, stamp_ns: int) -> TurnProposal | None:
     """Collect what the engines of one stream must replicate: at most one Progress and one Acks.
-    `stamp_ns` is their time, that of the cluster.
+    `stamp_ns` is their timestamp, in cluster time.
 
-    Call it only when the commands can be proposed at once, and propose them in order: they are
+    Call it only when the commands can be proposed immediately, and propose them in order: they are
     not kept here. An engine whose commands were lost must be closed and rebuilt.
     """
     progress: list[ConsumerProgress] = []

@@ -50,7 +50,7 @@ from broker.store.block.columns import has_status
 from broker.subjects import Steps, finish, has_wildcard
 from broker.subjects.mapping import Mapping
 
-# Entries that `is_long` and `prepare` are for.
+# Kinds of entries that may need `prepare`.
 PUBLISHING = (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH, CommandKind.WRITER_BATCH)
 Exceptions = list[tuple[int, RowAnswer]]
 LONG_SUBJECT = 256  # bytes on average: mapping such subjects takes longer than storing them
@@ -68,8 +68,8 @@ class PublishApplier:
         self._mapped: tuple[bytes, list[bytes]] | None = None  # subjects of the next entry
 
     def is_long(self, entry: bytes) -> bool:
-        """Whether a message may expect the last sequence of a pattern, or long subjects are to be
-        mapped."""
+        """Whether `prepare` is needed: a message may expect the last sequence of a subject pattern,
+        or long subjects have to be mapped."""
         rows, subjects_len, headers_len = _SIZES.unpack_from(_raw_of(entry)[0])
         if self._writer.transform is not None and subjects_len > LONG_SUBJECT * rows:
             return True
@@ -124,7 +124,8 @@ class PublishApplier:
     def _until_refused(
         self, block: Block, time_ns: int, bounds: Bounds, rules: int
     ) -> tuple[int, int, object]:
-        """The first sequence, how many rows are stored, and why the next one is not."""
+        """Store rows until one is refused. Returns the first sequence, how many rows were stored,
+        and why the next one was not."""
         writer = self._writer
         if writer.config.duplicate_window > 0:
             writer.dedup.expire(now_ns=time_ns, window_ns=writer.config.duplicate_window)
@@ -186,7 +187,7 @@ class PublishApplier:
                 if seq == first + taken:
                     taken += 1
                     continue
-                answer = Stored(seq)  # a batch was committed in between: not consecutive any more
+                answer = Stored(seq)  # a batch was committed in between: no longer consecutive
             exceptions.append((row, answer))
         return first, taken, exceptions
 
@@ -254,7 +255,7 @@ def _within(bounds: Bounds | None, writer: MessageWriter, block: Block) -> bool:
 
 
 def _needs_no_checks(writer: MessageWriter, block: Block) -> bool:
-    """True if every row of the block is certain to be stored and has no header that acts."""
+    """True if every row of the block is certain to be stored and has no header with an effect."""
     config, store = writer.config, writer.store
     if config.sealed or (config.retention is Retention.INTEREST and not writer.interest.wants_all):
         return False
@@ -279,8 +280,8 @@ def _needs_no_checks(writer: MessageWriter, block: Block) -> bool:
 
 
 def _mapped_subjects(mapping: Mapping, block: Block, time_ns: int) -> Steps[list[bytes]]:
-    """The mapped subject of every row. The seed of a random mapping is the time and the row, so
-    that every replica draws the same."""
+    """The mapped subject of every row. A random mapping is seeded with the time and the row, so
+    that every replica gets the same result."""
     subjects: list[bytes] = []
     for name, start, stop in block.subject_runs():
         if mapping.varies:

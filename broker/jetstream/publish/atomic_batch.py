@@ -244,8 +244,8 @@ def _wrong_rollup(
 def _limit_refusal(
     writer: MessageWriter, message: IncomingMessage, staged: _StagedChanges
 ) -> JetStreamError | None:
-    """Discard new, with the members so far. Unlike a single message, a member that would replace
-    the oldest of its subject needs room of its own."""
+    """Why discard new refuses this member, given the members so far. Unlike for a single message, a
+    member that would replace the oldest of its subject needs extra room."""
     config, store = writer.config, writer.store
     if config.discard is not Discard.NEW:
         return None

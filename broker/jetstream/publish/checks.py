@@ -115,7 +115,8 @@ def _refused_by_headers(
 
 
 def _is_ttl(message: IncomingMessage) -> bool:
-    """By the first rules, any value. One that is not valid is refused later (message_writer.py)."""
+    """Whether the message has a TTL. By rules 0, any value counts; an invalid one is refused later
+    (message_writer.py)."""
     return not message.rules or parse_ttl(message.named[TTL_HEADER]) is not None
 
 
@@ -142,7 +143,7 @@ def wrong_subject_sequence(store: MessageStore, message: IncomingMessage) -> Jet
         return None
     subject = other or message.subject
     if has_wildcard(subject):
-        actual = store.last_matches.find(subject)  # searched for before the entry is applied
+        actual = store.last_matches.find(subject)  # the search was done in `prepare`
     else:
         actual = store.last_of_subject(subject)
     return compare_sequence(expected, actual)

@@ -47,13 +47,13 @@ _sources: Final = msgspec.json.Decoder(Sources)
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-# A body or header of a client. The last two are not errors of msgspec, and an error that leaves
-# `apply` would stop the stream on every replica.
+# Errors of decoding a client's body or header. The last two are not msgspec errors; an exception
+# that leaves `apply` would stop the stream on every replica.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def wrong_increment(config: StreamConfig, message: IncomingMessage) -> JetStreamError | None:
-    """Refusals that need nothing but the message and the configuration."""
+    """Refusals that depend only on the message and the configuration."""
     text = message.named.get(INCREMENT)
     if not text:
         return None

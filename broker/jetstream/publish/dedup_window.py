@@ -18,8 +18,8 @@ from broker.store.state_keys import DEDUP, BlockFiles, StateBatch, key
 
 CHUNK_IDS = 4096
 CHUNK_BYTES = 256 << 10  # the growing chunk is in every checkpoint
-LONG_ID = 256  # bytes; what an id has beyond that counts
-LONG_BYTES_MAX = 16 << 20  # of long ids that a stream remembers, beyond it the leader refuses
+LONG_ID = 256  # bytes; only the bytes of an id beyond this count against LONG_BYTES_MAX
+LONG_BYTES_MAX = 16 << 20  # of long ids in the window of a stream; beyond it the leader refuses
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -57,8 +57,8 @@ class DedupWindow:
 
     @property
     def overfull(self) -> bool:
-        """Whether the ids of the window are so long that no more can be remembered: a client may
-        send ids of 64 KB."""
+        """Whether the ids in the window are so long that no more can be kept: a client may send
+        ids of 64 KB."""
         return self._long_bytes > LONG_BYTES_MAX
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Messages that only the leader sends after a publish: republished messages, abandoned batches.
+"""What only the leader sends after a publish: republished messages, abandoned-batch advisories.
 
 Owns: the subject and headers of a republished message, and the list of what is to be sent.
 May not touch: the sending (broker/cluster/replica/leadership.py). It happens at most once.

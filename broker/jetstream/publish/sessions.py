@@ -5,9 +5,9 @@ and the types of those results.
 May not touch: messages.
 Spec: docs/decisions/0001-one-publish-through-all-layers.md.
 
-A node sends its batches again after a change of leader. A repeated batch gets its first result;
-a batch that arrives too early is not applied, and the answer names the expected one. The session
-numbers of one node only rise."""
+A node resends its batches after a change of leader. A repeated batch gets its first result; a batch
+that arrives too early is not applied, and the answer names the expected one. The session numbers of
+a node only increase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 
 RESULTS_KEPT = 64
 RESULTS_KEPT_MIN = 8  # more than a node has in flight; kept even above EXCEPTIONS_KEPT
-EXCEPTIONS_KEPT = 16384  # per session, in all remembered results together
+EXCEPTIONS_KEPT = 16384  # per session, in all stored results together
 
 
 @dataclass(frozen=True, slots=True)

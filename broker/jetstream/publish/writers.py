@@ -2,11 +2,10 @@
 
 Owns: the watermark of every writer: its epoch, and how many rows of it are stored.
 May not touch: how a message is checked and stored (message_writer.py), clocks.
-Spec: docs/decisions/0034-writers.md. Rows of a writer arrive in order. A block that begins below
-the watermark is a repeat as far as it goes; one that begins above it is refused, and the answer
-names the row that is expected. A row that cannot be stored ends the block: the watermark stays
-there, so that a retry meets it again. Watermarks are kept until WRITERS_MAX others were used
-since."""
+Spec: docs/decisions/0034-writers.md. Rows of a writer arrive in order. Rows of a block below the
+watermark are repeats and skipped; a block that begins above it is refused, and the answer names the
+expected row. A row that cannot be stored ends the block: the watermark stays there, so that a retry
+is refused at the same row. A watermark is evicted when WRITERS_MAX others were used since (LRU)."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ WRITERS_MAX: Final = 10_000  # per stream; the one that has been idle longest is
 
 
 class Watermark(msgspec.Struct, array_like=True, frozen=True):
-    """As it is in the record of a stream."""
+    """As stored in the record of a stream."""
 
     writer: str
     epoch: int
@@ -30,7 +29,7 @@ class Watermark(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WriterAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a block."""
+    """The answer to a block."""
 
     rows: int = 0  # of the epoch that are stored now: the next row that is expected
     epoch: int = 0
@@ -43,7 +42,7 @@ class WriterAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class Writers:
     def __init__(self, watermarks: list[Watermark] | None = None) -> None:
-        # Those that were used last are last.
+        # Least recently used first.
         self._known = {one.writer: one for one in watermarks or []}
 
     def image(self) -> list[Watermark]:

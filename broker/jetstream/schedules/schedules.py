@@ -36,8 +36,8 @@ NEXT: Final = b"Nats-Schedule-Next"
 SCHEDULER: Final = b"Nats-Scheduler"
 PURGE_SCHEDULE: Final = b"purge"  # value of Nats-Schedule-Next that removes the schedule
 _HEAP_SLACK: Final = 1024  # the heap is rebuilt above twice the number of schedules plus this
-LOOKED_AT: Final = 512  # entries of removed messages that are dropped in one go
-_LOOKED_AT_EACH: Final = 4  # for each schedule that is stored, while a lap is on
+LOOKED_AT: Final = 512  # entries of removed messages that are dropped at a time
+_LOOKED_AT_EACH: Final = 4  # entries checked for each new schedule, during a lap
 
 LastRow = Callable[[bytes], tuple[Rows, int] | None]  # MessageStore.last_row
 
@@ -54,13 +54,14 @@ class PendingSchedule(msgspec.Struct, array_like=True, frozen=True):
 @dataclass(slots=True)
 class Schedules:
     """The schedules of one stream. Entries whose message was removed are dropped lazily, some at a
-    time: `is_stored` arguments tell whether a sequence is still stored. When there are twice as
-    many entries as after the last lap, the next lap looks at all of them, some for each new one: a
-    stream that removes schedules as fast as they come would collect entries for years to come."""
+    time: `is_stored` arguments return whether a sequence is still stored. When there are twice as
+    many entries as after the last lap, a new lap checks all of them, some for each new schedule:
+    otherwise a stream that removes schedules as fast as they come would collect entries that are
+    due years from now."""
 
     _by_subject: dict[bytes, PendingSchedule] = field(default_factory=dict)
     _heap: list[tuple[int, int, bytes]] = field(default_factory=list)
-    _lap: int = 0  # entries of the heap that are still to be looked at
+    _lap: int = 0  # entries of the heap that are still to be checked
     _kept: int = 0  # entries after the last lap
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class Schedules:
                     self._look(is_stored)
 
     def _look(self, is_stored: Callable[[int], bool]) -> None:
-        """Go on with the lap, or begin one."""
+        """Continue the lap, or begin one."""
         if not self._lap:
             if len(self._by_subject) <= 2 * self._kept + _HEAP_SLACK:
                 return
@@ -106,7 +107,7 @@ class Schedules:
             self._lap, self._kept = 0, len(self._by_subject)
 
     def note_block(self, block: Block, *, above: int) -> None:
-        """As `stored` for the rows above a sequence; they carry their sequences and times."""
+        """Like `stored`, for the rows above a sequence; they carry their sequences and times."""
         if not self._by_subject and not (block.headers_len and block.any_nats_header()):
             return
         for row in range(block.first_at_or_after(above + 1), block.rows):
@@ -129,8 +130,8 @@ class Schedules:
         heapify(self._heap)
 
     def next_due(self, is_stored: Callable[[int], bool]) -> int | None:
-        """When the next schedule is due, None if there is none. It may be one whose message was
-        removed, if many were: then they are dropped when that time has come."""
+        """When the next schedule is due, None if there is none. If many messages were removed, it
+        may be the time of a removed one, which is then dropped when that time comes."""
         for _ in range(LOOKED_AT):
             if not self._heap:
                 return None

@@ -1,1 +1,1 @@
-"""One replicated stream: `stream.py` composes its parts and says what a log entry does to each."""
+"""One replicated stream: `stream.py` composes its parts and applies log entries to them."""

@@ -3,14 +3,15 @@
 Owns: the layout of an archive, writing it, and reading it in pieces of any size.
 May not touch: streams and stores; parts are bytes here.
 Spec: NATS JetStream API, STREAM.SNAPSHOT and STREAM.RESTORE; decision 41. An archive is an S2
-stream. Its data is an archive of nats-server (nats_archive.py), which that server restores. Chunks
-of a type that S2 readers skip hold what only this server knows: parts, compressed with zlib.
+stream. Its data is an archive in nats-server's format (nats_archive.py), which nats-server can
+restore. Chunks of a type that S2 readers skip contain what only this server has: parts, compressed
+with zlib.
 
     part = kind u8, flags u8 (1: compressed, 2: continued in the next chunk), bytes
     HEAD, then data and CONSUMERs, then END with the SHA-256 of everything before it.
 
-An archive of nats-server has no parts: its records say all. Archives that were written before have
-no data: their messages are in parts of kind BLOCK."""
+An archive of nats-server has no parts; everything is in its records. Archives of earlier versions
+have no data: their messages are in parts of kind BLOCK."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ FORMAT: Final = "jetraft-archive-1"
 
 class Part(IntEnum):
     HEAD = 1
-    BLOCK = 2  # messages, with their sequences and times; in archives written before
+    BLOCK = 2  # messages, with their sequences and times; in archives of earlier versions
     CONSUMER = 3  # the image of one consumer
     END = 4
 
@@ -188,7 +189,7 @@ class ArchiveReader:
             yield from self._records_state()
 
     def _records_state(self) -> Iterator[tuple[Part, bytes]]:
-        """What the records say, as parts."""
+        """The state in the records, as parts."""
         records = self._records
         head = Head(
             format=FORMAT,
@@ -260,7 +261,7 @@ def read_head(payload: bytes) -> Head:
 
 
 def check_block(raw: bytes) -> None:
-    """Whether a stream may be filled with it, and clients may get what is in it. Raises BadArchive
+    """Check that the block is valid for a stream, and its messages for clients. Raises BadArchive
     and BlockDamaged."""
     block = Block(raw)
     if not block.rows:

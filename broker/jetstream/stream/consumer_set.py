@@ -80,8 +80,8 @@ class ConsumerSet:
         )
 
     def prepare(self, command: CreateConsumer) -> Steps[None]:
-        """Find where it will start, or what nobody needs when its filters change, in steps. Nothing
-        may be applied until it is created."""
+        """Search in steps for the start position, or, if the filters of a consumer change, for the
+        messages that no consumer needs any more. Nothing else may be applied before the command."""
         known = self._by_name.get(command.name)
         if known is None:
             start = yield from self._start_steps(command.config)
@@ -90,7 +90,7 @@ class ConsumerSet:
             try:
                 decision = self._decision(command)
             except JetStreamError:
-                return  # refused, when it is applied
+                return  # the command will be refused at apply
             changed = _Refiltered(known, decision.config.filters)
             if decision.outcome is CreateOutcome.UPDATE and changed.filters != known.filters:
                 self._unneeded = yield from self.interest.unneeded(command.name, changed)
@@ -101,7 +101,7 @@ class ConsumerSet:
 
     def _bound_meanwhile(self, command: CreateConsumer) -> bool:
         """Whether another request gave the consumer a deliver subject after the leader checked this
-        one: its client has subscribed and waits there, so the subject may not change."""
+        one. The client of that request has subscribed to it, so the subject may not change."""
         seen, known = command.seen_deliver_subject, self._by_name.get(command.name)
         return seen is not None and known is not None and known.config.deliver_subject != seen
 
@@ -119,8 +119,8 @@ class ConsumerSet:
         return result
 
     def prepare_delete(self, command: DeleteConsumer) -> Steps[None]:
-        """Search for what will not be needed any more, in steps. Nothing may be applied until the
-        consumer is deleted."""
+        """Search in steps for messages that will not be needed any more. Nothing else may be
+        applied before the command."""
         if command.name in self._by_name and len(self._by_name) > 1:
             self._unneeded = yield from self.interest.unneeded(command.name)
 
@@ -209,7 +209,7 @@ class _Refiltered:
 
 
 class _ConsumerConfigs(Mapping[str, ConsumerConfig]):
-    """A view: a create must not cost more with every consumer there is."""
+    """A view, not a copy: the cost of a create must not grow with the number of consumers."""
 
     def __init__(self, consumers: Mapping[str, Consumer]) -> None:
         self._consumers = consumers
@@ -225,5 +225,5 @@ class _ConsumerConfigs(Mapping[str, ConsumerConfig]):
 
 
 def _start_facts(config: ConsumerConfig) -> object:
-    """What of a configuration decides where a consumer starts."""
+    """The parts of a configuration that determine where a consumer starts."""
     return config.deliver_policy, config.filters, config.opt_start_seq, config.opt_start_time

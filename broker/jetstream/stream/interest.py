@@ -15,8 +15,8 @@ from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.store.messages import MessageStore
 from broker.subjects import Steps, finish
 
-MESSAGES_PER_STEP: Final = 128  # that are looked at
-COMPARED_PER_STEP: Final = 1024  # messages, or subjects, with consumers
+MESSAGES_PER_STEP: Final = 128  # messages read in one step
+COMPARED_PER_STEP: Final = 1024  # messages or subjects compared with consumers in one step
 _CACHED_SUBJECTS_MAX: Final = 65536
 _CACHED_BYTES_MAX: Final = 128  # of a subject; longer ones are not kept
 
@@ -77,7 +77,7 @@ class ConsumerInterest:
         config, store = self._config, self._store
         if config.retention is Retention.LIMITS:
             return
-        if isinstance(seqs, range):  # all that it passed; may begin far below the first sequence
+        if isinstance(seqs, range):  # all that it passed: may begin far below the first sequence
             seqs = range(max(seqs.start, store.first_seq), min(seqs.stop, store.last_seq + 1))
         ordered = seqs if isinstance(seqs, range) else sorted(set(seqs))
         alone = config.retention is Retention.WORKQUEUE or len(self._consumers) == 1
@@ -94,9 +94,9 @@ class ConsumerInterest:
         store.remove_many(done)
 
     def drop_unneeded(self, found: Unneeded | None = None) -> None:
-        """Remove every message that no consumer needs. Needed when a consumer was deleted, changed
-        its filters, or when the retention became interest. `found` is what was searched for
-        already."""
+        """Remove every message that no consumer needs. Called when a consumer was deleted or its
+        filters changed, or when the retention became interest. `found`: the result of an earlier
+        search."""
         if self._config.retention is not Retention.INTEREST:
             return
         store = self._store
@@ -111,8 +111,8 @@ class ConsumerInterest:
     def unneeded(
         self, leaving: str = "", joining: InterestedConsumer | None = None
     ) -> Steps[Unneeded]:
-        """Subjects and messages that no consumer needs when one has left, or another one is in its
-        place. The store and the consumers must not change between two steps."""
+        """Subjects and messages that no consumer needs once a consumer is removed or replaced by
+        another one. The store and the consumers must not change between two steps."""
         store = self._store
         staying = [one for name, one in self._consumers.items() if name != leaving]
         if joining is not None:

@@ -1,9 +1,9 @@
-"""The archive of nats-server 2.15, inside the S2 stream: its records, read and written.
+"""The archive format of nats-server 2.15, inside the S2 stream: reads and writes its records.
 
-Owns: the layout of a record, and what the records of state and consumers say.
+Owns: the layout of a record, and the contents of the records of state and consumers.
 May not touch: S2 chunks (archive.py), streams and stores.
-Spec: found in archives that nats-server 2.15.1 wrote. Numbers are varints, times zigzag varints of
-nanoseconds.
+Spec: observed in archives written by nats-server 2.15.1. Numbers are varints, times zigzag varints
+of nanoseconds.
 
     archive  "NATSARC1", records, a record of zeros
     record   size of the name, time, sequence, size of headers, size of data; name, headers, data
@@ -43,7 +43,7 @@ class BadRecord(ValueError):
 
 
 class KeptConsumer(NamedTuple):
-    """What an archive tells of a consumer."""
+    """A consumer in an archive."""
 
     name: str
     config: ConsumerConfig
@@ -83,7 +83,7 @@ class _ArchivedConsumer(msgspec.Struct):
 
 
 def encode_head(state: object, consumers: Sequence[KeptConsumer], *, now_ns: int) -> bytes:
-    """What comes before the messages."""
+    """The records before the messages."""
     parts = [MAGIC, _record(_STATE, msgspec.json.encode(to_wire(state)), now_ns=now_ns)]
     for consumer in consumers:
         name = _CONSUMER + consumer.name.encode()
@@ -145,8 +145,8 @@ def _consumer_json(consumer: KeptConsumer) -> bytes:
 
 
 class RecordReader:
-    """Reads the records in order, in pieces of any size. What it finds is collected here, except
-    messages: those are returned as blocks."""
+    """Reads the records in order, in pieces of any size. Collects what it finds, except messages,
+    which are returned as blocks."""
 
     def __init__(self, *, window_ns: int = 0) -> None:
         """`window_ns`: the duplicate window of the stream."""
@@ -157,7 +157,7 @@ class RecordReader:
         self.sources: dict[str, int] = {}
         self._window_ns = window_ns
         self._held = bytearray()
-        self._wanted = 0  # bytes that the next record needs, as far as that is known
+        self._wanted = 0  # known minimum size of the next record
         self._begun = False
         self._rows = BlockBuilder()
 
@@ -165,7 +165,7 @@ class RecordReader:
         """Yields blocks. Raises BadRecord."""
         held = self._held
         held += data
-        # Not copied for every piece: a record may be large and its pieces a byte each.
+        # Do not copy the buffer for every piece: a record may be large and come byte by byte.
         if len(held) < self._wanted:
             return
         at = self._wanted = 0

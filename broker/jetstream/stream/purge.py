@@ -53,7 +53,8 @@ class PurgeScope:
 
 
 def purge_scope(index: SubjectIndex, pattern: bytes) -> Steps[PurgeScope]:
-    """For the leader: replicas then need not search all subjects while they apply the purge."""
+    """For the leader, so that replicas do not have to search all subjects when they apply the
+    purge."""
     subjects: list[bytes] = []
     messages = 0
     last: bytes | None = b""

@@ -1,4 +1,4 @@
-"""Sources: copies messages of other streams into this one, and remembers how far each was read.
+"""Sources: copies messages of other streams into this one, and stores how far each was read.
 
 Owns: the position of each source, its name in headers and state, its subject mapping, and the
 layout and effect of a SOURCE_BATCH entry.
@@ -142,7 +142,7 @@ class SourceIntake:
 
 
 def _needs_no_checks(writer: MessageWriter, block: Block) -> bool:
-    """True if every row is certain to be stored, and no header of it acts here."""
+    """True if every row is certain to be stored, and has no header with an effect here."""
     config, store = writer.config, writer.store
     if config.sealed or (config.retention is Retention.INTEREST and not writer.interest.wants_all):
         return False

@@ -161,7 +161,7 @@ class Stream:
 
     @property
     def may_expire(self) -> bool:
-        """False if there is no next expiry, as far as a quick look can tell."""
+        """False only if there is certainly no next expiry. A fast check."""
         return bool(
             self.config.max_age > 0
             or self.store.deadlines
@@ -196,7 +196,7 @@ class Stream:
         return kind == CommandKind.CREATE_CONSUMER
 
     def prepare(self, data: bytes) -> Steps[None]:
-        """Search in steps for what `apply` needs of such an entry, which must be the next one."""
+        """Search in steps for what `apply` needs for this entry, which must be the next one."""
         if data[0] in PUBLISHING:
             yield from self._publishes.prepare(data)
             return
