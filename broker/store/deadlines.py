@@ -5,8 +5,8 @@ May not touch: the messages; entries of messages that were removed for other rea
 later.
 Spec: NATS ADR-43 (per-message TTL): time stored + TTL; "never" also protects from max_age.
 
-Everything here follows from the stored messages. Replicas may differ in the stale entries they
-still hold, and must not behave differently because of that."""
+Everything here is derived from the stored messages. Replicas may hold different stale entries, and
+must not behave differently because of that."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Final
 
 NEVER: Final = 2**63 - 1
 _STALE_MAX: Final = 1024  # stale entries allowed on top of twice the number of messages
-LOOKED_AT: Final = 512  # entries of removed messages that are dropped in one go
+LOOKED_AT: Final = 512  # entries of removed messages that are dropped at a time
 
 IsStored = Callable[[int], bool]
 
 
 class Deadlines:
-    """`stored` arguments tell whether a sequence is still stored."""
+    """`stored` arguments return whether a sequence is still stored."""
 
     __slots__ = ("_aging_from", "_due", "_heap", "_never")
 
@@ -43,8 +43,8 @@ class Deadlines:
             heappush(self._heap, (due_ns, seq))
 
     def next_due(self, stored: IsStored) -> int | None:
-        """When the next message expires, None if none does. It may be one that was removed, if many
-        were: then others are dropped when that time has come."""
+        """When the next message expires, None if none does. If many messages were removed, it may
+        be the time of a removed one, whose entry is dropped when that time comes."""
         heap = self._heap
         for _ in range(LOOKED_AT):
             if not heap or stored(heap[0][1]):

@@ -1,10 +1,10 @@
-"""The last message that a pattern matches, remembered from one search to the next.
+"""A cache of the last message that matches a subject pattern.
 
 Owns: how far each pattern was searched, and what was found.
 May not touch: the messages; it asks the store.
-A publish may name a pattern whose last sequence it expects. Every replica compares that when it
-applies the entry, and a search from the end may look at every subject of the stream: it is done
-before, in steps, and the entry finds it here."""
+A publish may name a pattern whose last sequence it expects. Every replica checks that when it
+applies the entry, and a search from the end may visit every subject of the stream. So the search
+runs before, in steps, and apply finds its result here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from broker.subjects import Steps, finish
 
-REMEMBERED_MAX = 256  # patterns; then all are forgotten
+REMEMBERED_MAX = 256  # patterns; beyond it the cache is cleared
 
 
 class SearchedMessages(Protocol):
@@ -24,7 +24,7 @@ class SearchedMessages(Protocol):
 
 
 class LastMatches:
-    """Of one store. A message that is removed later is searched for again."""
+    """The cache of one store. If the found message was removed since, it is searched for again."""
 
     __slots__ = ("_found", "_store")
 

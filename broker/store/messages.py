@@ -4,9 +4,9 @@ Owns: the segments, the subject index and the counters of a stream.
 May not touch: clocks, limits, permissions; the caller decides what is stored and removed.
 Spec: NATS JetStream stream state (messages, bytes, first_seq, last_seq), purge and delete.
 
-Times and sequences of a stream only rise. The cost of an append depends on its own rows and
-distinct subjects, not on what is stored already. Removing one sequence costs one row; dropping
-from the front costs the dropped rows, or one step per whole block."""
+Times and sequences of a stream only increase. The cost of an append depends on its own rows and
+distinct subjects, not on what is already stored. Removing one sequence costs one row; dropping from
+the front costs the dropped rows, or one step per whole block."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from broker.store.segments import WHOLE_BYTES, BlockCache, Segment, Segments
 from broker.store.state_keys import BlockFiles
 from broker.subjects import Steps, finish, has_wildcard
 
-TRAIL_MAX = 4096  # messages per subject; larger subjects are searched for in blocks
+TRAIL_MAX = 4096  # messages per subject with a trail; larger subjects are searched in blocks
 FILTERS_KEPT_MAX = 256
-SEGMENTS_PER_TAKE_MAX = 4  # blocks that are read, a millisecond each
-NAMES_PER_TAKE_MAX = 8192  # subjects that are compared: a few milliseconds
-FEW_SUBJECTS = 64  # a purge of at most so many subjects is not split into parts
+SEGMENTS_PER_TAKE_MAX = 4  # blocks read in one call, a millisecond each
+NAMES_PER_TAKE_MAX = 8192  # subjects compared in one call: a few milliseconds
+FEW_SUBJECTS = 64  # a purge of at most this many subjects is not split into parts
 PURGE_SPAN = 8192  # sequences that one part of a purge covers
 _EVERYTHING = SubjectFilter(())
 
@@ -64,7 +64,7 @@ class MessageStore:
         self.last_time = 0  # of the last message ever stored, even if it was removed since
         self.messages = 0
         self.bytes = 0
-        self.trail_max = 0  # subjects with at most so many messages have a trail; 0: none has
+        self.trail_max = 0  # subjects with at most this many messages have a trail; 0: none has
         self._removal = Removal(self)
         self._filters: dict[tuple[bytes, ...], SubjectFilter] = {}
         self.last_matches = LastMatches(self)
@@ -110,7 +110,7 @@ class MessageStore:
         return seq
 
     def append_block(self, block: Block, *, time_ns: int) -> int:
-        """All rows of the block, numbered from last_seq + 1. Returns the first sequence."""
+        """Append all rows of the block, numbered from last_seq + 1. Returns the first sequence."""
         first = self.last_seq + 1
         if block.nbytes >= WHOLE_BYTES and self.segments.tail is None and not block.first_seq:
             raw = stamped(block, time_ns=time_ns, first_seq=first)
@@ -133,8 +133,8 @@ class MessageStore:
         self._index_rows(block, first_seq=first)
 
     def append_sequenced(self, block: Block) -> int:
-        """Rows that carry their sequences and times (mirrors). Gaps become skipped sequences; rows
-        at or below last_seq are skipped. Returns how many rows were stored."""
+        """Append rows that carry their sequences and times (mirrors). Gaps become skipped
+        sequences; rows at or below last_seq are ignored. Returns how many rows were stored."""
         repeated = block.first_at_or_after(self.last_seq + 1)
         if repeated == block.rows:
             return 0
@@ -207,7 +207,7 @@ class MessageStore:
         return self._removal.one(seq)
 
     def remove_many(self, seqs: Iterable[int]) -> int:
-        """As `remove` for ascending sequences, each given once. Returns how many were stored."""
+        """Like `remove`, for ascending sequences without repeats. Returns how many were stored."""
         return self._removal.many(seqs)
 
     def erase(self, seq: int) -> bool:
@@ -249,8 +249,8 @@ class MessageStore:
         left: int = 0,
         subjects: Sequence[bytes] = (),
     ) -> PurgePart:
-        """As `purge` for a subject or pattern, in parts of bounded work. A few `subjects` are
-        purged in one part; without them they are found by the index. Otherwise a part covers a
+        """Like `purge` for a subject or pattern, in parts of bounded work. A few `subjects` are
+        purged in one part; if they are not given, the index finds them. Otherwise a part covers a
         range of sequences, so that every replica removes the same messages, however its blocks
         are cut."""
         bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
@@ -282,16 +282,17 @@ class MessageStore:
         return excess
 
     def drop_oldest_of_many(self, excess: dict[bytes, int]) -> None:
-        """As `drop_oldest_of` for so many of each, in their order, but one pass over the blocks.
-        The dict is used up."""
+        """Drop the given number of oldest messages of each subject, in the order of the dict, in
+        one pass over the blocks. Empties the dict."""
         self._removal.oldest_of_many(excess)
 
     def find_oldest_of_many(self, excess: dict[bytes, int]) -> Steps[OldestRows]:
-        """The search of it, in steps. Nothing may be stored or removed until `drop_found`."""
+        """The search of `drop_oldest_of_many`, in steps. Nothing may be stored or removed until
+        `drop_found`."""
         return self._removal.plan(excess)
 
     def drop_found(self, found: OldestRows) -> bool:
-        """Remove what was found; False if it does not hold any more."""
+        """Remove what was found; False if it is no longer valid."""
         return self._removal.planned(found)
 
     def remember_trails(self, count_max: int) -> None:
@@ -368,7 +369,7 @@ class MessageStore:
         return chain.from_iterable(self.subject_parts(*patterns))
 
     def subject_parts(self, *patterns: bytes) -> Iterator[list[bytes]]:
-        """As `subjects_matching`, in steps: lists of subjects, some of them empty. The store may
+        """Like `subjects_matching`, in steps: lists of subjects, some of them empty. The store may
         change between two lists."""
         return matching_parts(self.index, SubjectFilter(patterns))
 

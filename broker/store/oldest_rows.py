@@ -1,6 +1,6 @@
-"""The oldest rows of a subject, or of many: found before they are removed, in steps if need be.
+"""Finds the oldest rows of a subject, or of many, before they are removed; in steps if needed.
 
-Owns: which rows these are, and the order in which consumers learn of them.
+Owns: which rows these are, and the order in which consumers are notified of them.
 May not touch: anything in the store; removal.py removes the rows.
 Spec: NATS JetStream stream configuration, max_msgs_per_subject."""
 
@@ -18,8 +18,8 @@ from broker.store.search import ranges, row_at, without_deleted
 from broker.store.segments import Run, Segment, Segments, View
 from broker.subjects import Steps
 
-FEW_STRETCHES = 16  # more are handled in one step of a bitmap
-SUBJECTS_PER_STEP = 2048  # that are looked up, or sorted into the journal
+FEW_STRETCHES = 16  # more ranges are handled by one bitmap operation
+SUBJECTS_PER_STEP = 2048  # subjects looked up, or sorted into the journal, in one step
 
 Stretch = tuple[int, int]  # a range of rows (first, last + 1), or of sequences (first, last)
 
@@ -27,17 +27,17 @@ Stretch = tuple[int, int]  # a range of rows (first, last + 1), or of sequences 
 @dataclass(slots=True)
 class PlannedRows:
     segment: Segment
-    rows: int  # of the segment, when it was looked at
+    rows: int  # rows of the segment at the time of the search
     stretches: list[Stretch]
 
 
 @dataclass(slots=True)
 class OldestRows:
-    """What is to be removed. It holds until the next message is stored or removed; a compaction
-    may still rewrite a segment."""
+    """What is to be removed. Valid until the next message is stored or removed; a compaction may
+    still rewrite a segment (`holds`)."""
 
     parts: list[PlannedRows] = field(default_factory=list)
-    journal: list[Stretch] = field(default_factory=list)  # sequences, as consumers are told
+    journal: list[Stretch] = field(default_factory=list)  # sequences, as reported to consumers
 
     def holds(self, segments: Segments) -> bool:
         """Whether no segment was rewritten."""
@@ -47,8 +47,9 @@ class OldestRows:
 
 
 def find_oldest(segments: Segments, left: dict[bytes, int], *, tracking: bool) -> Steps[OldestRows]:
-    """So many of the oldest messages of each subject, in one pass over the blocks; the dict is used
-    up. The journal is that of a removal of one subject after the other, in their order."""
+    """Find the given number of oldest messages of each subject, in one pass over the blocks.
+    Empties the dict. The journal is the same as if the subjects were removed one after the other,
+    in the order of the dict."""
     found = OldestRows()
     taken: dict[bytes, list[Stretch]] = {}
     for segment in list(segments.all) if left else ():
@@ -75,7 +76,7 @@ def find_oldest(segments: Segments, left: dict[bytes, int], *, tracking: bool) -
 
 
 def _sorted(subjects: Collection[bytes]) -> Steps[Iterator[bytes]]:
-    """All of them in order; a step sorts some of them, and the iterator merges these."""
+    """All subjects in order. Each step sorts some of them; the iterator merges the parts."""
     parts: list[list[bytes]] = []
     rest = iter(subjects)
     while part := sorted(islice(rest, SUBJECTS_PER_STEP)):
@@ -85,8 +86,8 @@ def _sorted(subjects: Collection[bytes]) -> Steps[Iterator[bytes]]:
 
 
 def _oldest_in(segment: Segment, view: View, left: dict[bytes, int], *, floor: int) -> list[Run]:
-    """Stored rows of these subjects, at most so many of each; `left` is what is still missing
-    afterwards."""
+    """Stored rows of these subjects, at most `left` of each. Reduces `left` to what is still
+    missing."""
     first_row = row_at(segment, view.rows, floor)
     found: list[Run] = []
     for subject, start, end in view.runs:

@@ -32,11 +32,11 @@ from broker.store.segments import (
 )
 from broker.store.state_keys import BLOCK, DELETES, SUMMARY, StateBatch, key
 
-LIVE_SHARE: Final = 4  # a block is compacted when at most one row in so many is stored
+LIVE_SHARE: Final = 4  # a block is compacted when at most 1/4 of its rows is stored
 COMPACTIONS_PER_CHECKPOINT: Final = 2
-ROWS_PER_PART: Final = 2048  # of blocks that are prepared together
+ROWS_PER_PART: Final = 2048  # rows of blocks that are prepared in one part
 CHECKPOINT_BYTES: Final = 2 << 20  # copying a larger batch takes milliseconds per MB
-UNWRITTEN_BYTES_MAX: Final = 32 << 20  # of all streams: then each writes what it has
+UNWRITTEN_BYTES_MAX: Final = 32 << 20  # of all streams: beyond it each writes a checkpoint
 _EVERYTHING: Final = SubjectFilter(())
 _LENGTH: Final = Packing("<I")
 _ROW: Final = Packing("<qqIII")
@@ -121,7 +121,7 @@ def work_ahead(store: MessageStore) -> bool:
         rows += segment.rows
         if segment.summary is not None:
             segment.packed = pack(_raw(store, segment))
-            return True  # as long as a part by itself
+            return True  # takes as long as a whole part
         if segment.subjects is None:
             segments.subjects(segment)
         else:
@@ -254,8 +254,8 @@ def snapshot(store: MessageStore) -> Iterator[bytes]:
 
 
 def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> None:
-    """Replace the whole content. The records written before have been wiped; they are not looked
-    for, since what is in the database beside them may be damaged."""
+    """Replace the whole content. Older records have been wiped by the caller; they are not searched
+    for, because other records in the database may be damaged."""
     segments = store.segments
     segments.clear()
     store.index.clear()

@@ -46,7 +46,7 @@ class PurgePart:
     count: int
     next_seq: int  # 0: this was the last part
     bound: int  # messages from here on are kept
-    left: int  # matching messages that remain, at most
+    left: int  # upper bound of the matching messages that remain
 
 
 class ShrinkingStore(Protocol):
@@ -231,11 +231,11 @@ class Removal:
         return left
 
     def oldest_of_many(self, excess: dict[bytes, int]) -> None:
-        """Remove so many of the oldest messages of each subject, in one pass over the blocks."""
+        """Remove the given number of oldest messages per subject, in one pass over the blocks."""
         self.planned(finish(self.plan(excess)))
 
     def plan(self, excess: dict[bytes, int]) -> Steps[OldestRows]:
-        """The search of `oldest_of_many`, in steps, which use up the dict."""
+        """The search of `oldest_of_many`, in steps. Empties the dict."""
         store = self.store
         for at, subject in enumerate(excess, 1):
             entry = store.index.get(subject)
@@ -247,7 +247,7 @@ class Removal:
         return (yield from find_oldest(store.segments, excess, tracking=self.tracking))
 
     def planned(self, plan: OldestRows) -> bool:
-        """Remove what was found; False if it does not hold any more."""
+        """Remove what was found; False if it is no longer valid."""
         if not plan.holds(self.store.segments):
             return False
         tracking, self.tracking = self.tracking, False
@@ -371,8 +371,8 @@ class Removal:
         mark: bool = True,
         last_is_known: bool = False,
     ) -> int:
-        """Remove stored rows. With `mark` False the caller raises the floor instead of marking.
-        `last_is_known`: the `last` of every subject that keeps one message is that message."""
+        """Remove stored rows. With `mark` False, the caller raises the floor instead of marking
+        rows. `last_is_known`: if a subject keeps one message, it is the `last` of its entry."""
         if not stretches:
             return 0
         rows = self.store.segments.view(segment).rows
@@ -414,7 +414,7 @@ class Removal:
                 self._mark_range(segment, first, last)
 
     def _mark_many(self, segment: Segment, rows: Rows, stretches: list[Stretch]) -> None:
-        """The same without a step of the bitmap for each of them."""
+        """Like marking each range, with one bitmap operation for all."""
         gone = BitMap64(rows.seqs_of(stretches))
         segment.deleted = gone if segment.deleted is None else segment.deleted | gone
         for begin, end in stretches if self.tracking else ():
@@ -445,7 +445,7 @@ class Removal:
             self._uncount(segments.view(segment).rows, list(live))
 
     def _index_again(self) -> None:
-        """Where little is left, that is quicker than to take out the rest."""
+        """Rebuild the index: if little is left, that is faster than removing the rest."""
         index, segments = self.store.index, self.store.segments
         index.clear()
         for segment in segments.all:

@@ -1,6 +1,6 @@
-"""Large blocks on their way to files of their own.
+"""Writes large sealed blocks to block files, on a worker thread.
 
-Owns: the job on a worker thread that writes and syncs blocks, one at a time.
+Owns: the job that writes and syncs blocks; one job at a time.
 May not touch: when checkpoints are taken (broker.cluster.replica), what the state refers to
 (state_db.py), the files (broker/store/values).
 Spec: docs/decisions/0038-block-files.md."""
@@ -18,17 +18,17 @@ KeepOpen = Callable[[], AbstractContextManager[None]]
 
 
 class SealedBlocks:
-    """Blocks that come while others are being written are written and synced together."""
+    """Blocks that arrive during a job are written and synced together by the next one."""
 
     def __init__(self, values: ValueFiles, keep_open: KeepOpen) -> None:
-        """`keep_open`: while it lasts, the store is not closed."""
+        """`keep_open`: a context in which the store is not closed."""
         self._values = values
         self._keep_open = keep_open
         self._waiting: list[tuple[Values, asyncio.Future[WrittenValues]]] = []
         self._writing = False
 
     def write(self, values: Values) -> asyncio.Future[WrittenValues]:
-        """They are on disk when the future is done. Its owner calls `settle`."""
+        """The values are on disk when the future is done. Its owner then calls `settle`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[WrittenValues] = loop.create_future()
         self._waiting.append((values, future))

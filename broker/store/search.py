@@ -5,7 +5,7 @@ May not touch: what it reads; it changes nothing but caches.
 Spec: NATS JetStream: next and last by subject, num_pending, deliver policies.
 
 Work is bounded by the caller's limits, or done in steps; a segment that its summary rules out costs
-one look at its subjects."""
+one comparison with its subjects."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from broker.subjects import Steps
 
 NAMES_PER_STEP = 512  # subjects that one step compares with a filter
 MISSING_PER_STEP = 4096  # missing sequences that one step lists
-SEGMENT_WORK = 64  # of a look at a segment, in missing sequences
-ABSENT_PER_STEP = 32  # names that one step looks for in segments without them: microseconds each
+SEGMENT_WORK = 64  # cost of visiting a segment, in units of missing sequences
+ABSENT_PER_STEP = 32  # subjects searched for in segments without them, per step: microseconds each
 _EVERYTHING = SubjectFilter(())
 
 
@@ -53,7 +53,7 @@ def stretches_in(
     start: int,
     stop: int,
 ) -> Iterator[tuple[int, int]]:
-    """The same, if its rows are at hand."""
+    """Like live_stretches, for a segment whose rows are loaded."""
     rows = view.rows
     low = max(start, segments.floor)
     first_row = row_at(segment, rows, low)
@@ -120,7 +120,7 @@ class _Seen:
 
     @property
     def changed(self) -> bool:
-        """The tail only grows; it is read in one step."""
+        """Whether it was removed or rewritten. The tail only grows; it is read in one step."""
         segments, segment = self.segments, self.segment
         if segment is segments.tail:
             return False
@@ -138,7 +138,7 @@ class _Seen:
 
 
 def may_hold_steps(seen: _Seen, wanted: SubjectFilter) -> Steps[bool]:
-    """As Segments.may_hold. Afterwards the filter knows all subjects of the segment."""
+    """Like Segments.may_hold. Afterwards the filter has cached all subjects of the segment."""
     segments, segment = seen.segments, seen.segment
     if not wanted.patterns or segment is segments.tail:
         return True
@@ -220,7 +220,7 @@ def take(
     last: int,
 ) -> MatchedRows:
     """Matching rows from `start` on. The first match is taken even if it exceeds limit_bytes. Ends
-    when so many blocks were read, or so many subjects compared."""
+    early when the limits on blocks read or subjects compared are reached."""
     groups: list[tuple[Rows, list[int]]] = []
     count = size = 0
     next_seq = start
@@ -274,8 +274,8 @@ def _within(rows: Rows, begin: int, end: int, *, size: int, limit: int) -> tuple
 def count_matching_steps(
     segments: Segments, wanted: SubjectFilter, *, start: int, last: int
 ) -> Steps[int]:
-    """Stored messages from `start` to `last` that match. A message that is removed between two
-    steps may be in the number or not."""
+    """The number of stored messages from `start` to `last` that match. A message that is removed
+    between two steps may or may not be counted."""
     total, cursor, absent = 0, start, 0
     while cursor <= last and (segment := segments.first_from(cursor)) is not None:
         seen = _Seen.now(segments, segment)
@@ -326,8 +326,8 @@ def first_at_time(segments: Segments, time_ns: int) -> int:
 
 
 def about_time(segments: Segments, seq: int) -> int:
-    """About when this sequence was stored, without reading its block: between the newest times of
-    its segment and of the one before, by its place in the segment. 0: nothing is known of it."""
+    """Approximate time at which this sequence was stored, without reading its block: interpolated
+    between the newest times of the previous segment and its own. 0: unknown."""
     position = segments.at(seq)
     if position < 0:
         return segments.all[0].max_time if segments.all else 0

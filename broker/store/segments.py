@@ -196,7 +196,7 @@ class BlockCache:
         self._views: OrderedDict[tuple[int, int], View] = OrderedDict()
         self._bytes = 0
         self._max_bytes = max_bytes
-        # Read from summaries, for searches that go on after other work; two megabytes each at most.
+        # Subjects read from summaries, for searches in steps; at most two megabytes each.
         self._subjects: OrderedDict[tuple[int, int], Subjects] = OrderedDict()
         # Called with the group of a block that cannot be read, before the error is raised.
         self.on_damage: Callable[[int, Exception], None] = lambda _group, _error: None
@@ -233,7 +233,7 @@ class BlockCache:
             self._bytes -= _weight(view)
 
     def count_unwritten(self, group: int, size: int) -> None:
-        """The group has so many bytes that are not written."""
+        """The group has `size` bytes that are not written."""
         self.unwritten_bytes += size - self._unwritten.get(group, 0)
         self._unwritten[group] = size
 
@@ -337,7 +337,7 @@ class Segments:
         self.unwritten_bytes += segment.nbytes
 
     def add_whole(self, raw: bytes) -> Segment:
-        """Add a sealed block behind all others, while none is growing."""
+        """Add a sealed block after all others; only while no segment is growing."""
         assert self.tail is None
         block = Block(raw, verify=False)
         segment = Segment(block.first_seq, nbytes=block.nbytes, view=View(block))
@@ -356,9 +356,9 @@ class Segments:
         return view
 
     def borrow(self, segment: Segment, memory: Callable[[int], memoryview]) -> Block | None:
-        """Its rows in memory of the caller, past the cache: for one who reads many blocks, each
-        once. None if they are in memory already, or not stored as they are: use `view`. Raises
-        BlockDamaged, after the owner of the data was told."""
+        """Read the block into memory of the caller, bypassing the cache: for a caller that reads
+        many blocks once. None if it is already in memory, or not stored as plain bytes: use `view`.
+        Raises BlockDamaged, after reporting the damage."""
         if self.in_memory(segment) or self.files.size_in_file(segment.first_seq) != segment.nbytes:
             return None
         raw = memory(segment.nbytes)
@@ -372,17 +372,17 @@ class Segments:
             raise
 
     def in_memory(self, segment: Segment) -> bool:
-        """Whether its rows can be had without reading a file."""
+        """Whether its rows are available without reading a file."""
         cached = self.cache.get(self.files.group, segment.first_seq)
         return segment.view is not None or cached is not None
 
     def read_block(self, first_seq: int) -> Block:
-        """A block on disk. Raises BlockDamaged, after the owner of the data was told."""
+        """A block on disk. Raises BlockDamaged, after reporting the damage."""
         return Block(self.read_raw(self.files, first_seq), verify=False)
 
     def try_block(self, first_seq: int) -> int | None:
-        """The size of a block on disk, if it can be read and its checksum is right. On any thread;
-        the owner of the data is not told."""
+        """The size of a block on disk, or None if it cannot be read or its checksum is wrong. May
+        run on any thread; does not report damage."""
         try:
             raw = _get(self.files, first_seq)
             return None if raw is None else Block(raw).nbytes
@@ -390,7 +390,7 @@ class Segments:
             return None
 
     def read_raw(self, files: BlockReader, first_seq: int) -> bytes:
-        """The same, of these files and as bytes, with the right checksum."""
+        """The block as bytes, from these files, with a verified checksum."""
         try:
             raw = _get(files, first_seq)
             if raw is None:
@@ -417,7 +417,7 @@ class Segments:
         return read
 
     def _read_summary(self, first_seq: int) -> SegmentSummary:
-        """Raises BlockDamaged, after the owner of the data was told."""
+        """Raises BlockDamaged, after reporting the damage."""
         try:
             raw = self.files.get(SUMMARY, first_seq)
             if raw is None:
@@ -489,7 +489,7 @@ class Segments:
         del self._starts[position]
 
     def discard_front(self, count: int) -> None:
-        """As `discard` for the first `count` segments, in linear time."""
+        """Like `discard`, for the first `count` segments, in linear time."""
         kept, starts = self.all[count:], self._starts[count:]
         del self.all[count:], self._starts[count:]
         self.clear()

@@ -4,7 +4,8 @@ Owns: reading and writing that column family, and the references in it to blocks
 skip the write-ahead log, because the Raft log can replay them; they are durable only after `flush`.
 May not touch: the column family `raft`, the meaning of values, files.
 Spec: docs/ARCHITECTURE.md, "Storage"; docs/decisions/0038-block-files.md: a batch with references
-is written only when the blocks that they name are on disk. Any batch may be written without them.
+to blocks is written only when those blocks are on disk. Any batch may instead be written with its
+blocks in it.
 
 `flush` blocks until the disk is done: call it on the storage thread. `write` and reads hold the
 GIL, so batches must stay small."""
@@ -41,13 +42,13 @@ class ValueCipher(Protocol):
 
 
 class StaleBatch(Exception):
-    """It is from before the store was opened again."""
+    """The batch is from before the store was reopened."""
 
 
 class ColumnHandle:
-    """The handle that a WriteBatch needs. As long as anything refers to it the database stays open
-    and locked, however often it is closed. So batches, which wait for their blocks or stay in the
-    traceback of a failed write, refer to this, and `let_go` empties it."""
+    """The handle that a WriteBatch needs. While anything refers to the handle, the database stays
+    open and locked, even after a close. Batches may live long (they wait for their blocks, or stay
+    in the traceback of a failed write), so they refer to this object, and `let_go` empties it."""
 
     __slots__ = ("raw",)
 
@@ -102,8 +103,8 @@ class RocksBatch:
     def resolve(
         self, places: dict[bytes, ValuePlace], known: Callable[[bytes], bool]
     ) -> list[tuple[bytes, ValuePlace | None]]:
-        """Complete the batch: large blocks are where `places` says, or in the database. Returns
-        the references that change; `known`: whether there is one from before."""
+        """Complete the batch: large blocks are at `places`, or go into the database. Returns the
+        references that change; `known` returns whether a key had one before."""
         changes: list[tuple[bytes, ValuePlace | None]] = []
         for raw_key in self.blocks:
             place = places.get(raw_key)
@@ -145,7 +146,8 @@ class StateDb:
         self._name = column
         self._write = write
         self._opening = 0  # counts the calls of `take`
-        self._read_apart: set[int] | None = None  # groups, if references cannot be read in one go
+        # Groups whose references were read one by one, because not all could be read at once.
+        self._read_apart: set[int] | None = None
         self.take(db)
         options: Any = WriteOptions()
         options.disable_wal = True  # the type stub does not know this property
@@ -166,7 +168,7 @@ class StateDb:
             self.values.load(found, complete=complete)
 
     def _references(self, prefix: bytes) -> tuple[list[tuple[bytes, ValuePlace]], bool]:
-        """Those whose keys begin so, and whether all of them could be read."""
+        """The references with this key prefix, and whether all of them could be read."""
         found: list[tuple[bytes, ValuePlace]] = []
         try:
             for raw_key, value in _records(self._column, prefix):
@@ -209,7 +211,7 @@ class StateDb:
                 places = dict(zip(batch.large, written.places, strict=True))
             changes = batch.resolve(places, self._may_refer)
         self._write_raw(batch.raw)
-        if values is not None:  # not before: a flush that begins now must find what was written
+        if values is not None:  # only after the write: a flush that begins now must include it
             values.changed(changes)
             if written is not None:
                 values.settle(written)
@@ -222,7 +224,7 @@ class StateDb:
         (self._write or self._db.write)(raw, self._without_wal)
 
     def moved(self, copied: Sequence[tuple[bytes, ValuePlace]], written: WrittenValues) -> None:
-        """Blocks were copied to other places: refer to these, unless a block has changed."""
+        """Blocks were copied to other places: update the references, unless a block has changed."""
         values = self.values
         if values is None or written.opening != values.opening:
             return
@@ -313,7 +315,8 @@ class RocksFiles:
         place: ValuePlace,
         read: Callable[[ValuePlace], Result],
     ) -> Result:
-        """On any thread: the block may be moved meanwhile, and its old file removed."""
+        """Read on any thread. Retried, because the block may be moved meanwhile and its old file
+        removed."""
         while True:
             try:
                 return read(place)
@@ -324,7 +327,7 @@ class RocksFiles:
                 place = now
 
     def scan(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
-        """Raises when it meets damage."""
+        """Raises if it finds damage."""
         for raw_key, value in _records(self.column, key(self.group, kind, 0)[:9]):
             yield seq_of(raw_key), _opened(self.cipher, raw_key, value)
 
@@ -362,8 +365,8 @@ class FrozenFiles:
 
 
 def _records(column: Rdict, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Those whose keys begin so, in order. Raises when it meets damage. `items` of rocksdict would
-    end there, as if that were all (checked by tests/store/test_damaged_scan.py)."""
+    """Records with this key prefix, in order. Raises if it finds damage, where `items` of rocksdict
+    would end silently (checked by tests/store/test_damaged_scan.py)."""
     cursor: Any = column.iter()
     try:
         cursor.seek(prefix)
@@ -374,12 +377,12 @@ def _records(column: Rdict, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield raw_key, cursor.value()
             cursor.next()
         cursor.status()
-    finally:  # it keeps the database open, and the traceback of an error would keep it
+    finally:  # the iterator keeps the database open, and a traceback would keep the iterator
         del cursor
 
 
 def _opened(cipher: ValueCipher | None, raw_key: bytes, value: bytes) -> bytes:
-    """Raises BlockDamaged, as for a value whose checksum is wrong."""
+    """Decrypt a value. Raises BlockDamaged, as for a wrong checksum."""
     if cipher is None:
         return value
     data = cipher.open(value, raw_key)

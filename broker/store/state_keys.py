@@ -3,8 +3,8 @@
 Owns: the kinds of records, the bytes of a key, and the Protocols between the message store and a
 database.
 May not touch: what the values mean, when they are written.
-Spec: docs/ARCHITECTURE.md, "Storage". A batch is atomic: after a crash all of its changes
-are there, or none."""
+Spec: docs/ARCHITECTURE.md, "Storage". A batch is atomic: after a crash, all or none of its changes
+are present."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DEDUP: Final = b"m"  # chunk number -> message ids of the duplicate window
 STAGED: Final = b"a"  # batch number -> the members of an open atomic batch
 POSITION: Final = b"p"  # sequence 0 -> index and term of the record; the log may end before it
 ASSIGNED: Final = b"t"  # of the meta group: group of a stream -> its assignment
-# Behind the records of all groups, so that one scan reads all of them: the key of a block -> the
-# place in a file that has it instead of the database.
+# References: key of a block -> its place in a block file. They sort after the records of all
+# groups, so that one scan reads all of them.
 PLACES: Final = b"\xff" * 8 + b"v"
 KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP, STAGED, POSITION)
 
@@ -65,12 +65,12 @@ class BlockFiles(BlockReader, Protocol):
         ...
 
     def size_in_file(self, seq: int, /) -> int | None:
-        """How many bytes a block has that `read_into` can read; None if it is in the database, or
+        """The size of a block that `read_into` can read; None if the block is in the database or
         encrypted: use `get`."""
         ...
 
     def read_into(self, seq: int, memory: memoryview, /, *, checksum_from: int) -> int:
-        """Such a block as it is stored, without copies. Returns the CRC-32 of its bytes from
+        """Read such a block into `memory`, without copies. Returns the CRC-32 of its bytes from
         `checksum_from` on. Raises BlockDamaged."""
         ...
 

@@ -33,7 +33,7 @@ from broker.wire.run_py import PubRun
 
 @final
 class BlockBuilder(Rows):
-    """An append that fails changes nothing. Sequences only rise.
+    """An append that fails changes nothing. Sequences only increase.
 
     A row appended without a sequence gets the next one. While `first_seq` is 0, rows have no
     sequences, and no row with a sequence may be appended after them."""
@@ -210,7 +210,7 @@ class BlockBuilder(Rows):
 
 def stamped(block: Block, *, time_ns: int, first_seq: int) -> bytes:
     """A sealed block with the same rows, which have no sequences yet: numbered from `first_seq` on,
-    all of one time. What a builder would make of them, with one copy instead of two."""
+    all with the same time. The same result as with a builder, with one copy instead of two."""
     if not block.rows or block.first_seq or first_seq < 1:
         raise ValueError("only rows without sequences can be numbered")
     last_seq = first_seq + block.rows - 1

@@ -1,6 +1,6 @@
-"""The columns of a block in bulk: sizes of ranges of rows, search for a subject, blanking of a row.
+"""Bulk operations on the columns of a block: sizes of row ranges, validation, blanking of a row.
 
-Owns: the size formula of a stored message, and reading the integer columns of a block at once.
+Owns: the size formula of a stored message, and reading whole integer columns of a block.
 May not touch: which rows are removed, files.
 Spec: the block format in block_format.py; NATS JetStream stream state, `bytes`."""
 
@@ -114,7 +114,7 @@ def header_text(block: Block) -> bytes:
 def has_status(block: Block) -> bool:
     """Whether some header block may begin with a status line. False positives are rare."""
     text = header_text(block)
-    # The short text first: every header block begins like the long one, which slows its search.
+    # Search the short text first: every header block begins like the long one, which is slower.
     return b"/1.0 " in text and b"NATS/1.0 " in text
 
 

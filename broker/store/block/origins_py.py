@@ -1,4 +1,4 @@
-"""Messages of another stream as rows of a block: what a consumer delivered, and what a source adds.
+"""Converts messages of an origin to rows of a block, for mirrors and sources.
 
 Owns: reading MSG and HMSG of a push consumer into rows with the sequences and times of the origin,
 and the header line that a source adds to each row.
@@ -23,10 +23,10 @@ _Head = tuple[bytes, bytes, int, int]  # subject, reply, size of the headers, of
 def append_delivered(
     builder: BlockBuilder, received: bytes, at: int, *, expected: int, rows_max: int, bytes_max: int
 ) -> tuple[int, int]:
-    """Append the messages that begin at `at` and are complete, with consecutive consumer sequences
-    from `expected` on. Returns where the first one begins that was not appended, and how many
-    messages are pending after the last one, -1 if there is none. Stops, without an error, at
-    anything else: a status, an incomplete message, a wrong number, a full builder."""
+    """Append the complete messages from `at` on that have consecutive consumer sequences from
+    `expected` on. Returns where the first message begins that was not appended, and how many are
+    pending after the last appended one (-1 if none was appended). Stops, without an error, at
+    anything else: a status, an incomplete message, an unexpected sequence, a full builder."""
     pending = -1
     while builder.rows < rows_max and builder.nbytes < bytes_max:
         end = received.find(b"\r\n", at, at + _LINE_MAX)

@@ -2,8 +2,8 @@
 
 Owns: the stored form: a mark, the size of the block, the block compressed by DEFLATE.
 May not touch: what is in a block. Blocks are compressed when they are written and decompressed when
-they are read, so memory, snapshots, scans and backups know only plain ones. The name of the setting
-is that of another format; the bytes on disk are ours alone, and these are smaller."""
+they are read, so memory, snapshots, scans and backups only see plain ones. The setting is called s2
+for compatibility; on disk DEFLATE is used, because no other program reads it and it is smaller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZE_MAX: Final = 1 << 30
 
 
 def pack(raw: bytes) -> bytes:
-    """The block as it is stored: as it is, if compressing gains nothing."""
+    """The stored form of the block: the block itself, if compressing gains nothing."""
     packed = isal_zlib.compress(raw, _LEVEL)
     return _HEAD.pack(_MARK, len(raw)) + packed if len(packed) < len(raw) * 7 // 8 else raw
 

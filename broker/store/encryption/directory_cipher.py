@@ -31,7 +31,7 @@ _NONCE_MASK: Final = (1 << 8 * _NONCE_BYTES) - 1
 
 
 class TemporaryBytes(Protocol):
-    """A file that ends with the process."""
+    """A temporary file, which does not outlive the process."""
 
     def seek(self, offset: int, /) -> int: ...
     def read(self, size: int, /) -> bytes: ...
@@ -40,9 +40,8 @@ class TemporaryBytes(Protocol):
 
 
 class DirectoryCipher:
-    """The cipher of the log, the state and temporary files. Nonces are counted from a random start,
-    so that no two values of a process have the same one, and those of two processes almost
-    certainly have not."""
+    """The cipher of the log, the state and temporary files. Nonces are counted up from a random
+    start, so that they are unique within a process, and almost certainly between processes."""
 
     overhead: Final = 1 + _NONCE_BYTES + _TAG_BYTES
 
@@ -76,8 +75,8 @@ class DirectoryCipher:
 
 
 class EncryptedScratch:
-    """A temporary file with a key of its own, which is only in memory. Bytes are XORed with the
-    key stream of their place, so it is read anywhere; every place is written once."""
+    """A temporary file with its own key, which is only in memory. Bytes are XORed with the key
+    stream at their offset, so it can be read at any offset; each offset is written once."""
 
     _BLOCK: Final = 64  # of the key stream
 

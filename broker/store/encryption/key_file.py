@@ -51,7 +51,7 @@ class _KeyFile(msgspec.Struct):
 
 
 def open_directory(directory: Path, keys: EncryptionKeys, *, used: bool) -> DirectoryCipher | None:
-    """The cipher of the directory; None if it is not encrypted. `used`: it holds data already.
+    """The cipher of the directory; None if it is not encrypted. `used`: it already contains data.
     Blocking. Raises EncryptionRefused, OSError."""
     path = directory / FILE_NAME
     if not path.exists():
@@ -97,7 +97,7 @@ def _begin(directory: Path, keys: EncryptionKeys, *, used: bool) -> DirectoryCip
 
 
 def _write(directory: Path, data_key: bytes, key: str) -> None:
-    """The file is whole and on disk when this returns, or as it was."""
+    """Replace the file atomically; it is on disk when this returns."""
     from broker.store.encryption.directory_cipher import wrap
 
     salt, nonce = secrets.token_bytes(16), secrets.token_bytes(_NONCE_BYTES)

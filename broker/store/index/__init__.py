@@ -1,8 +1,7 @@
-"""The subject index of a stream. `index_py.py` states what it means.
+"""The subject index of a stream. `index_py.py` is its specification.
 
-Exports, and the choice between the codecs: the index has a Cython version (`_index`, `_hashes`) and
-a Python twin that is its specification. broker.wire selects. `subject_filter.py` has the filters of
-readers."""
+Exports, and the choice between the compiled index (`_index`, `_hashes`) and its Python twin, by the
+switch of broker.wire. `subject_filter.py` has the filters of readers."""
 
 from typing import TYPE_CHECKING
 

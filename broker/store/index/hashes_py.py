@@ -32,8 +32,8 @@ def among_hashes(hashes: bytes, subject: bytes) -> bool:
 
 
 def _hashed(subject: bytes) -> int:
-    """SipHash-1-3, its two halves combined. Both may select slots of a hash table: clients choose
-    the subjects, and without the key they could choose many that share a slot."""
+    """SipHash-1-3, its two halves combined. Keyed, because clients choose the subjects: otherwise
+    they could choose many that share a slot of a hash table."""
     first, second = KEY
     v = [
         first ^ 0x736F6D6570736575,

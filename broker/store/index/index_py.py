@@ -26,7 +26,7 @@ Stretch = tuple[int, int]  # a range of rows: first, last + 1
 class SubjectEntry:
     """Invariant: every stored message of the subject is in [first, last]; count is exact.
 
-    An entry is not valid any more after subjects were added or removed."""
+    An entry is no longer valid after subjects were added or removed."""
 
     count: int
     first: int  # the first message, unless it was removed
@@ -139,8 +139,8 @@ class SubjectIndex:
         per_header: int,
         last_is_known: bool = False,
     ) -> int:
-        """The rows in these ranges were removed. Returns their size, as `trail_rows` has it. With
-        `last_is_known`, the message of a subject that has one left is `last`: so is `first`."""
+        """The rows in these ranges were removed. Returns their size, counted as in `trail_rows`.
+        `last_is_known`: a subject with one message left has it at `last`, so `first` becomes it."""
         size = 0
         for begin, end in stretches:
             for row in range(begin, end):
@@ -169,9 +169,9 @@ class SubjectIndex:
     def matching_part(
         self, pattern: bytes, after: bytes, most: int
     ) -> tuple[list[bytes], bytes | None]:
-        """As `matching`, for the subjects that sort after `after`, of which at most `most` are
-        looked at. Also the last of those, to go on after it, or None when there are no more.
-        Between two parts the index may change."""
+        """Like `matching`, for the subjects that sort after `after`, of which at most `most` are
+        compared. Also returns the last of those, from which to continue; None when there are no
+        more. The index may change between two parts."""
         prefix = literal_prefix(pattern) if has_wildcard(pattern) else pattern
         later = sorted(s for s in self._entries if s > after and s.startswith(prefix))
         fits = matcher(pattern)

@@ -14,7 +14,7 @@ from broker.store.index import SubjectIndex
 from broker.store.index.index_py import literal_prefix
 from broker.subjects import Patterns, Steps, has_wildcard, matcher
 
-NAMES_PER_PART: Final = 512  # subjects that are looked at in one step
+NAMES_PER_PART: Final = 512  # subjects compared in one step
 _REST: Final = b">"
 # Per filter; the cache is cleared when it is full. A stream keeps 256 filters (messages.py).
 _CACHED_MATCHES_MAX = 4096
@@ -55,7 +55,7 @@ class SubjectFilter:
 
 
 def matching_parts(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[list[bytes]]:
-    """Stored subjects that some pattern matches, each once, in lists of bounded work, some of them
+    """Stored subjects that match a pattern, each once, in lists that take bounded work; some are
     empty. The index may change between two lists.
 
     Patterns with a common prefix share one walk, so thousands of them cost no more than one."""
@@ -76,7 +76,7 @@ def matching_parts(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[list[
 
 
 def _prefixes(patterns: tuple[bytes, ...]) -> list[bytes]:
-    """Ascending, and none begins with another one."""
+    """The literal prefixes of the patterns, ascending; none begins with another one."""
     kept: list[bytes] = []
     for prefix in sorted({literal_prefix(p) for p in patterns if has_wildcard(p)}):
         if not kept or not prefix.startswith(kept[-1]):
@@ -85,13 +85,13 @@ def _prefixes(patterns: tuple[bytes, ...]) -> list[bytes]:
 
 
 def _covered(pattern: bytes, prefixes: list[bytes]) -> bool:
-    """Whether the walk of a prefix finds it, or it is no literal."""
+    """Whether the walk over a prefix finds it, or it has a wildcard."""
     at = bisect_right(prefixes, pattern)
     return has_wildcard(pattern) or bool(at and pattern.startswith(prefixes[at - 1]))
 
 
 def counted(index: SubjectIndex, wanted: SubjectFilter) -> Steps[int]:
-    """Messages of the subjects that match. The index has a count per subject: no look at blocks."""
+    """Number of messages on matching subjects, from the counts in the index: reads no blocks."""
     total = 0
     for part in matching_parts(index, wanted):
         entries = map(index.get, part)

@@ -1,1 +1,1 @@
-"""Large values in append-only files of their own, beside the database that refers to them."""
+"""Large values in append-only files, next to the database that refers to them."""

@@ -1,6 +1,6 @@
-"""Which values are alive, in which file each of them is, and which files are worth emptying.
+"""Which values are alive, which file contains each, and which files are worth emptying.
 
-Owns: the table of places, and the bytes of every file that are alive, dead or held.
+Owns: the table of places, and how many bytes of every file are alive, dead or held.
 May not touch: files, the database, clocks.
 Spec: docs/decisions/0038-block-files.md. A key is opaque, except that its first eight
 bytes name its owner: all values of an owner can be listed, and dropped together."""
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 OWNER_BYTES: Final = 8
-BORDER: Final = 4096  # values begin at one, so a torn sector never harms a value synced before
+BORDER: Final = 4096  # alignment of values: a torn sector never damages a value synced before
 HEAD_BYTES: Final = 40
-_EMPTIED_SHARE: Final = 5  # files are emptied when more than this part of the living is dead ...
-_CROWDED_SHARE: Final = 10  # on a full disk: every file of which so much is dead
+_EMPTIED_SHARE: Final = 5  # files are emptied when dead bytes exceed 1/5 of the live bytes ...
+_CROWDED_SHARE: Final = 10  # on a full disk: every file of which 1/10 is dead
 
 
 class ValuePlace(NamedTuple):
@@ -33,9 +33,9 @@ def extent(size: int) -> int:
 class FileUse:
     size: int = 0
     alive: int = 0
-    held: int = 0  # values that are written, and not yet referred to or given up
+    held: int = 0  # number of values that are written but not yet referred to or given up
     growing: bool = False
-    stuck: bool = False  # it holds a value that could not be moved
+    stuck: bool = False  # it contains a value that could not be moved
     keys: set[bytes] = field(default_factory=set)
 
     @property
@@ -66,7 +66,7 @@ class ValueLedger:
         return sorted(found, key=lambda one: one[1].offset)
 
     def refer(self, key: bytes, place: ValuePlace) -> None:
-        """The value of the key is there from now on."""
+        """The value of the key is at this place from now on."""
         self.drop(key)
         self._owners.setdefault(key[:OWNER_BYTES], {})[key] = place
         use = self.files.setdefault(place.file, FileUse())
@@ -94,18 +94,18 @@ class ValueLedger:
     # files
 
     def begin(self, file: int) -> None:
-        """It takes values until `end`."""
+        """A new file, to which values are appended until `end`."""
         self.files[file] = FileUse(growing=True)
 
     def end(self, file: int) -> None:
         self.files[file].growing = False
 
     def found(self, file: int, size: int) -> None:
-        """It exists, from before, and is so large."""
+        """A file that exists from an earlier run, with this size."""
         self._grow(self.files.setdefault(file, FileUse()), -(-size // BORDER) * BORDER)
 
     def hold(self, place: ValuePlace) -> None:
-        """The value is being written: its file stays, until `release`."""
+        """The value is being written: its file is kept until `release`."""
         use = self.files[place.file]
         self._grow(use, place.offset + extent(place.size))
         use.held += 1
@@ -115,7 +115,7 @@ class ValueLedger:
             self.files[place.file].held -= 1
 
     def forget(self, file: int) -> None:
-        """It was removed."""
+        """The file was removed."""
         self.size -= self.files.pop(file).size
 
     def _grow(self, use: FileUse, size: int) -> None:
@@ -126,7 +126,7 @@ class ValueLedger:
     # decisions
 
     def unused(self) -> list[int]:
-        """Files in which nothing is alive, nor will be."""
+        """Files in which nothing is alive and to which nothing will be appended."""
         return [
             number
             for number, use in self.files.items()
@@ -134,7 +134,7 @@ class ValueLedger:
         ]
 
     def wasteful(self, file_bytes: int, *, crowded: bool) -> int | None:
-        """The file to empty next: the one with the least alive, if there is enough to gain."""
+        """The file to empty next: the one with the fewest live bytes, if that frees enough."""
         movable = {
             number: use
             for number, use in self.files.items()
@@ -149,5 +149,5 @@ class ValueLedger:
         return min(movable, key=lambda n: (movable[n].alive, n), default=None)
 
     def with_garbage(self) -> list[int]:
-        """Files that hold something alive and something dead."""
+        """Files with both live and dead values."""
         return [n for n, use in self.files.items() if use.keys and use.dead and not use.growing]

@@ -1,8 +1,8 @@
-"""Files of large values: appending, reading, moving, removing, in an order that survives crashes.
+"""Files of large values: appending, reading, moving and removing them in a crash-safe order.
 
-Owns: the directory of these files and the ledger of what is in them.
-May not touch: the database. Its owner writes the references, tells `refer` and `drop` afterwards,
-and asks `doomed` before each flush and calls `remove` after it.
+Owns: the directory of these files and the ledger of their contents.
+May not touch: the database. Its owner writes the references and then calls `changed`; it calls
+`doomed` before each flush and `remove` after it.
 Spec: docs/decisions/0038-block-files.md. A value is referred to only after it was synced. A file is
 removed only after a flush of the database that began when nothing referred to it any more. A file
 is never written to again after it was closed, and its number is not used again."""
@@ -51,7 +51,7 @@ class ValueDirectory(Protocol):
 
 
 class ValueDamaged(Exception):
-    """The file does not hold the value that it should."""
+    """The file does not contain the expected value."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Growing:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ValuePin:
-    """As long as this object lives, files that hold a value now are not removed."""
+    """While this object is alive, files that contain a live value now are not removed."""
 
     number: int
 
@@ -90,10 +90,10 @@ class ValueFiles:
         self._one_writer = threading.Lock()
         self._growing: dict[bool, _Growing] = {}  # by whether it takes moved values
         self._next = 1
-        self._keep_all = True  # the references are not known, or not all of them
+        self._keep_all = True  # not all references are known, so no file may be removed
         self._pins: WeakSet[ValuePin] = WeakSet()
         self._pins_made = 0
-        self._died: dict[int, int] = {}  # a file without living values -> pins made before that
+        self._died: dict[int, int] = {}  # file without live values -> number of pins made before
 
     # opening
 
@@ -114,7 +114,7 @@ class ValueFiles:
             for number in found:
                 self.ledger.found(number, self._size(number))
             pinned = bool(self._pins)
-        if not pinned:  # otherwise after the next flush, if nobody reads them any more
+        if not pinned:  # otherwise after the next flush without a pin
             self.remove(self.doomed())
 
     def _size(self, number: int) -> int:
@@ -132,15 +132,15 @@ class ValueFiles:
     # writing
 
     def write(self, values: Sequence[tuple[bytes, bytes]], *, moved: bool = False) -> WrittenValues:
-        """Blocking: they are on disk when this returns. `settle` follows. Raises OSError; then
-        nothing of it will be used."""
+        """Blocking. The values are on disk when this returns; call `settle` later. Raises OSError;
+        none of the values is used then."""
         places: list[ValuePlace] = []
         with self._one_writer:
             opening = self.opening
             try:
                 self._append(values, places, moved=moved)
             except BaseException:
-                self._end(moved=moved)  # what it holds behind the last sync is not known
+                self._end(moved=moved)  # its contents after the last sync are unknown
                 with self._lock:
                     self.ledger.release(places)
                 raise
@@ -189,7 +189,7 @@ class ValueFiles:
             growing.file.close()
 
     def settle(self, written: WrittenValues) -> None:
-        """They are referred to, or never will be."""
+        """The values are referred to by now, or never will be."""
         with self._lock:
             if written.opening == self.opening:
                 self.ledger.release(written.places)
@@ -236,8 +236,8 @@ class ValueFiles:
     def read_into(
         self, key: bytes, place: ValuePlace, memory: memoryview, *, checksum_from: int
     ) -> int:
-        """As `read`, into memory of the size of the value. Returns the CRC-32 of its bytes from
-        `checksum_from` on: it is made of each part while the cache of the CPU has it. Raises
+        """Like `read`, into memory of the value's size. Returns the CRC-32 of its bytes from
+        `checksum_from` on, computed part by part while each is in the CPU cache. Raises
         ValueDamaged."""
         checksum = 0
         try:
@@ -272,7 +272,7 @@ class ValueFiles:
         return self.ledger.alive
 
     def doomed(self) -> list[int]:
-        """Files that may go when the database, as it is now, is on disk."""
+        """Files that may be removed once the database, as it is now, is on disk."""
         with self._lock:
             if self._keep_all:
                 return []
@@ -282,7 +282,8 @@ class ValueFiles:
             return unused
 
     def remove(self, doomed: Iterable[int]) -> None:
-        """The database was flushed after `doomed`. A file that a pin may need stays until later."""
+        """The database was flushed after `doomed`: remove these files. A file that a pin may need
+        is kept until later."""
         with self._lock:
             oldest = min((pin.number for pin in self._pins), default=1 << 62)
             gone = [n for n in doomed if n in self._died and self._died[n] < oldest]
@@ -303,7 +304,7 @@ class ValueFiles:
             return self.ledger.wasteful(self.file_bytes, crowded=crowded)
 
     def with_garbage(self) -> list[int]:
-        """All files with dead values; none of them grows any more."""
+        """All files with dead values, after closing those that were still growing."""
         self.close()
         with self._lock:
             return [] if self._keep_all else self.ledger.with_garbage()
@@ -315,8 +316,8 @@ class ValueFiles:
     def copy(
         self, values: Sequence[tuple[bytes, ValuePlace]]
     ) -> tuple[list[tuple[bytes, ValuePlace]], WrittenValues]:
-        """Blocking: write them again, into a file for moved values. What cannot be read stays, and
-        so does its file. Returns those that were copied, and where to. Raises OSError."""
+        """Blocking. Copy the values to a file for moved values. What cannot be read stays where it
+        is. Returns the values that were copied, and their new places. Raises OSError."""
         copied: list[tuple[bytes, ValuePlace]] = []
         contents: list[tuple[bytes, bytes]] = []
         for key, place in values:
