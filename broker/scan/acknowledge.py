@@ -1,10 +1,10 @@
-"""A durable consumer that acknowledges what a reader has finished, so that a stream lets go of it.
+"""A durable consumer that acknowledges what a reader has processed, so that the stream removes it.
 
 Owns: the consumer's configuration, pulling and acknowledging up to a sequence.
 May not touch: which sequence that is (the checkpoint of the query), sockets (link.py).
-The consumer gets headers only. What is pulled beyond the sequence is given back (-NAK). If a
-connection is lost, what was pulled and not acknowledged comes again after ACK_WAIT_S and is
-acknowledged next time.
+The consumer gets headers only. Messages pulled beyond the sequence are returned (-NAK). If a
+connection is lost, messages that were pulled and not acknowledged are redelivered after ACK_WAIT_S
+and acknowledged next time.
 Spec: docs/spark.md, "Streams with interest or workqueue retention"."""
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class CommitConsumer:
     name: str
 
     def ensure(self, retention: str) -> None:
-        """Create it, unless it is there. Raises PlanRefused, also for one that cannot serve."""
+        """Create the consumer, unless it exists. Raises PlanRefused, also if the existing one is
+        unsuitable."""
         place = f"{self.stream}.{self.name}"
         found = json.loads(self.cluster.request(f"$JS.API.CONSUMER.INFO.{place}"))
         if "error" in found:
@@ -65,7 +66,7 @@ class CommitConsumer:
             )
 
     def acknowledge(self, behind: int) -> int:
-        """All messages before the sequence `behind`; how many there were. Safe to repeat."""
+        """Acknowledge all messages before the sequence `behind`; returns how many. Idempotent."""
         return self.cluster.on_link(lambda link: self._acknowledge(link, behind))
 
     def _acknowledge(self, link: ScanLink, behind: int) -> int:
@@ -77,7 +78,7 @@ class CommitConsumer:
             lines = [b"PUB %b 4\r\n+ACK\r\n" % reply for reply in ours[:-1]]
             lines += [b"PUB %b 4\r\n-NAK\r\n" % reply for reply in others]
             link.send_lines(b"".join(lines))
-            if ours:  # its answer says that all of them are replicated
+            if ours:  # the answer to this one means that all of them are replicated
                 link.ask(ours[-1].decode(), b"+ACK")
             done += len(ours)
             if others or len(pulled) < PULL_MAX:
@@ -89,7 +90,7 @@ class CommitConsumer:
 
 
 def _pulled(link: ScanLink, subject: str) -> list[tuple[int, bytes]]:
-    """Sequence and ack subject of what there is, at most PULL_MAX messages."""
+    """Sequence and ack subject of the available messages, at most PULL_MAX."""
     found: list[tuple[int, bytes]] = []
     link.send_request(subject, json.dumps({"batch": PULL_MAX, "no_wait": True}).encode())
     while len(found) < PULL_MAX:

@@ -1,13 +1,13 @@
 """Admission of scans: how many are open, how many bytes wait for readers, and their memory.
 
-Owns: the counts of open scans and of held bytes by account, who waits for bytes to be released, and
-the memory into which blocks are read.
+Owns: the counts of open scans and of held bytes by account, which scans wait for memory, and the
+memory into which blocks are read.
 May not touch: blocks, sockets; when a scan may work (the server's fair queue decides that).
-Spec: a scan that nobody reads from holds the block it could not send, until the write deadline
-closes its connection. Such scans count against the memory of their account only: other accounts go
-on. A scan for which there is no memory waits; it is not refused. Within an account it waits for the
-others of that account, and of those that wait, accounts take turns.
-Memory is used again: the kernel does not clear it each time, and the cache of the CPU has it. A
+Spec: a scan whose client does not read holds the block it could not send, until the write deadline
+closes its connection. Such scans count against the memory of their account only: other accounts are
+not affected. A scan for which there is no memory waits; it is not refused. Waiting scans are FIFO
+within an account, and round-robin between accounts.
+Memory is reused: the kernel does not have to clear it each time, and it is in the CPU cache. A
 block of a megabyte that was read into new memory took three times as long
 (docs/decisions/0048-reads-of-scans.md)."""
 
@@ -21,15 +21,15 @@ from typing import Final
 from broker.scan.protocol import FRAME
 
 MB: Final = 1 << 20
-KEPT_PIECES_MAX: Final = 8  # of memory; others are released to the system
-KEPT_BYTES_MAX: Final = 2 * MB  # of a piece
+KEPT_PIECES_MAX: Final = 8  # pieces of memory kept for reuse; others are released to the system
+KEPT_BYTES_MAX: Final = 2 * MB  # largest piece that is kept
 ROUNDED_BYTES: Final = 256 << 10
 BLOCK_BYTES: Final = 2 * MB  # reserved before a block is read; its true size is known afterwards
 
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """The comments say what happens when a limit is reached."""
+    """The comments state what happens when a limit is reached."""
 
     open_max: int = 1024  # per node; the answer is BUSY, and the reader tries another replica
     open_per_account_max: int = 256  # the same
@@ -60,8 +60,8 @@ class ScanAdmission:
         _subtract(self._open, account, 1)
 
     async def hold(self, account: str, size: int) -> None:
-        """Wait until the account may hold that much more. An account that holds nothing gets any
-        size, so that no block is too large for ever."""
+        """Wait until the account may hold `size` more bytes. An account that holds nothing gets any
+        size, so that no block is too large forever."""
         if account not in self._waiting and self._fits(account, size):
             self._add(account, size)
             return
@@ -75,7 +75,7 @@ class ScanAdmission:
             raise
 
     def resize(self, account: str, before: int, after: int) -> None:
-        """The size of a block is known now."""
+        """Correct the reserved size: that of the block is known now."""
         self._add(account, after - before)
         if after < before:
             self._grant()
@@ -97,7 +97,7 @@ class ScanAdmission:
             del self._held[account]
 
     def _grant(self) -> None:
-        """One scan of each account in turn, as long as there is memory."""
+        """Admit one scan of each account in turn, while there is memory."""
         blocked = 0
         while blocked < len(self._waiting):
             account, queue = next(iter(self._waiting.items()))
@@ -146,8 +146,8 @@ class BlockMemory:
 
 @dataclass(slots=True)
 class BorrowedMemory:
-    """For one block at a time, behind space for the header of its frame, so that both are sent in
-    one go. The caller of `give_back` needs it no more; if the socket still does, it keeps it."""
+    """Memory for one block at a time, after space for the header of its frame, so that both are
+    sent in one write. `give_back` returns it for reuse, unless the socket still refers to it."""
 
     owner: BlockMemory
     _piece: bytearray | None = None
@@ -179,7 +179,7 @@ class BorrowedMemory:
 
 
 def _in_use(piece: bytearray) -> bool:
-    """Whether something still refers to its bytes: then it cannot grow."""
+    """Whether something still refers to its bytes: then a bytearray cannot be resized."""
     try:
         piece.append(0)
     except BufferError:

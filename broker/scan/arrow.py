@@ -23,7 +23,7 @@ _STORED_AS: Final = {"time_ns": "time", "stream": "seq", "header_map": "headers"
 
 
 def stored_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a block that these are made of, for a request; () if it is all of them."""
+    """The columns of a block needed for these, for a request; () means all of them."""
     needed = {_STORED_AS.get(name, name) for name in names} | {"seq"}
     every = set(DEFAULT_COLUMNS)
     return () if needed == every else tuple(name for name in DEFAULT_COLUMNS if name in needed)
@@ -69,8 +69,8 @@ def batch_of(
     stream: str,
     names: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """The rows with sequences low..high. The batch keeps the block's bytes alive. `names` are those
-    of the columns, if the schema calls them otherwise."""
+    """The rows with sequences low..high. The batch keeps the block's bytes alive. `names`: the
+    names of the columns, if the schema has other ones."""
     import pyarrow as pa
 
     start, stop = columns.rows_between(low, high)

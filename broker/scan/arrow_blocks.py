@@ -1,4 +1,4 @@
-"""Rows of Arrow batches as blocks for a stream, without a loop over rows.
+"""Converts rows of Arrow batches to blocks for a stream, without a loop over rows.
 
 Owns: cutting batches into blocks, and the header block of a row that has headers or an id.
 May not touch: sockets, Spark. pyarrow and numpy are imported when the first batch arrives.
@@ -17,9 +17,9 @@ from broker.store.block.block_format import CRC_AT, CRC_FROM, HEADER, MAGIC, VER
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROW_BYTES: Final = 20  # of the columns that every row has: a time and three ends
-PADDING: Final = 64  # of all sections, and their first ends
-PARTS_MAX: Final = 256  # of a block; many small pieces are joined
+ROW_BYTES: Final = 20  # fixed size of a row: a time and three ends
+PADDING: Final = 64  # of all sections, including their first ends
+PARTS_MAX: Final = 256  # parts of a block; more are joined
 MSG_ID: Final = "Nats-Msg-Id"
 BlockParts = tuple[bytes | memoryview, ...]  # to be sent one after the other
 
@@ -29,8 +29,8 @@ class RowRefused(ValueError):
 
 
 class BlockCutter:
-    """Cuts the rows of batches into blocks that are as full as the server allows: it stores large
-    blocks as they are. Rows that do not fill one wait for the next batch."""
+    """Cuts the rows of batches into blocks as large as the server allows, because it stores large
+    blocks unchanged. Rows that do not fill a block wait for the next batch."""
 
     def __init__(self, *, subject: str, bytes_max: int, rows_max: int) -> None:
         self._subject = subject
@@ -40,9 +40,8 @@ class BlockCutter:
         self._rows = self._bytes = 0  # of the pieces
 
     def take(self, batch: pa.RecordBatch) -> Iterator[tuple[BlockParts, int]]:
-        """Blocks that are full, and how many rows they have, in order. Raises RowRefused for a row
-        without a subject, or too large for any block; those before it are in blocks or in `rest`
-        then."""
+        """Full blocks in order, each with its number of rows. Raises RowRefused for a row without a
+        subject, or too large for any block; earlier rows are then in blocks or in `rest`."""
         columns = _MessageColumns(batch, subject=self._subject)
         start = 0
         while start < columns.rows:
@@ -63,7 +62,7 @@ class BlockCutter:
             start = stop
 
     def rest(self) -> Iterator[tuple[BlockParts, int]]:
-        """The rows that wait, if there are any."""
+        """A block of the waiting rows, if there are any."""
         if self._pieces:
             made = _block(self._pieces), self._rows
             self._pieces = []
@@ -101,7 +100,7 @@ class _MessageColumns:
         return int(self._sizes[stop] - self._sizes[start])
 
     def fitting(self, start: int, room: int) -> int:
-        """The row behind the last one that fits, counted from `start`; `start` if none does."""
+        """The row after the last one that fits, from `start` on; `start` if none does."""
         return int(self._sizes.searchsorted(self._sizes[start] + room, side="right")) - 1
 
 

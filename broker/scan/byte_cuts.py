@@ -1,7 +1,7 @@
 """Where to cut a range of a stream so that each piece has about the same number of bytes.
 
 Owns: the walk over the sizes of segments.
-May not touch: blocks. What a segment holds is assumed to be spread evenly over its sequences.
+May not touch: blocks. The bytes of a segment are assumed to be spread evenly over its sequences.
 Spec: broker/scan/protocol.py, PlanRequest."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ STEP_EDGES = 512
 def edges(
     segments: Segments, *, first: int, behind: int, piece_bytes: int
 ) -> Steps[tuple[int, ...]]:
-    """The sequences, ascending and inside the range, at which a new piece begins. The last piece
-    takes what is left when there are too many."""
+    """The sequences, ascending and inside the range, at which a new piece begins. If there are too
+    many, the last piece gets the rest."""
     found: list[int] = []
     room = piece_bytes
     for segment in segments.from_seq(first):

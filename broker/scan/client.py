@@ -4,8 +4,8 @@ Owns: the cursor, the detection of lost messages, and requests for plans. When a
 or is busy, the next one continues after the last row that was returned.
 May not touch: asyncio, Spark, Arrow.
 Bounds: the read fails after FETCH_ROUNDS failures per endpoint without a new row, with growing
-pauses between the rounds. An endpoint that is busy has not failed: the reader waits for it, as long
-as `busy_timeout_s` says.
+pauses between the rounds. An endpoint that is busy has not failed: the reader waits for it, up to
+`busy_timeout_s`.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def read_range(
             reasons[str(endpoint)] = str(error) or type(error).__name__
         else:
             return
-        if retries.rounds == 0:  # later rounds say the same
+        if retries.rounds == 0:  # later rounds would repeat it
             logger.warning(
                 "scan of %s: %s at sequence %d: %s; trying the next replica",
                 wanted.stream, endpoint, cursor, reasons[str(endpoint)],
@@ -174,7 +174,7 @@ class _Retries:
         self.progress()
 
     def progress(self) -> None:
-        """This endpoint has sent something: it is the first one to try from now on."""
+        """This endpoint has sent a block: it is tried first from now on."""
         self.rounds = 0  # over all endpoints
         self._begun_with = self.endpoint
         self._failures = 0
@@ -270,11 +270,11 @@ class Planner:
                 return found
 
     def request(self, subject: str, body: bytes = b"") -> bytes:
-        """Any request to the cluster. Raises as `plan` does."""
+        """Any request to the cluster. Raises like `plan`."""
         return self._ask(lambda link: link.ask(subject, body))
 
     def on_link(self, work: Callable[[ScanLink], T]) -> T:
-        """Work that may be begun again on another server. Raises as `plan` does."""
+        """Do work that can be retried from the beginning on another server. Raises like `plan`."""
         return self._ask(work)
 
     def _ask(self, question: Callable[[ScanLink], T]) -> T:

@@ -41,7 +41,7 @@ from broker.scan.protocol import (
 
 DEFAULT_PORT: Final = 4222
 RECEIVE_BYTES: Final = 64 * 1024
-JOINED_BYTES_MAX: Final = 16 * 1024  # less is copied together: one call costs more than that
+JOINED_BYTES_MAX: Final = 16 * 1024  # smaller parts are joined: a system call costs more than that
 NO_REQUEST: Final = PlanRequest()
 
 
@@ -89,7 +89,7 @@ class ScanLink:
         self._subscribed = False
         address = (endpoint.host, endpoint.port)
         self._socket = socket.create_connection(address, timeout=login.connect_timeout_s)
-        self.max_payload = 0  # of a message that the server takes
+        self.max_payload = 0  # the server's limit
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._log_in(login)
@@ -126,14 +126,14 @@ class ScanLink:
         return self.next_answer()
 
     def send_request(self, subject: str, *body: bytes | memoryview) -> None:
-        """Answers arrive in the order in which the server gives them (next_answer)."""
+        """Send a request. Read the answers with `next_answer`, in the order the server sends."""
         self._subscribe()
         size = sum(map(len, body))
         head = f"PUB {subject} {self._inbox} {size}\r\n".encode()
         self._send_parts([head, *body, b"\r\n"])
 
     def _send_parts(self, parts: list[bytes | memoryview]) -> None:
-        """Without joining them, where that is possible."""
+        """Send the parts, without joining them if possible."""
         if isinstance(self._socket, ssl.SSLSocket) or sum(map(len, parts)) < JOINED_BYTES_MAX:
             self._socket.sendall(b"".join(parts))
             return
@@ -219,7 +219,7 @@ class ScanLink:
         try:
             self._socket.sendall(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
             line = self._operation()
-        except ssl.SSLError as alert:  # TLS 1.3: the server judges after our side is done
+        except ssl.SSLError as alert:  # TLS 1.3: the server checks after our handshake is complete
             reason = alert.reason or ""
             if "CERTIFICATE" not in reason and "UNKNOWN_CA" not in reason:
                 raise

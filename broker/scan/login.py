@@ -1,4 +1,4 @@
-"""How a reader or writer logs in: its credentials, where they are kept, and the fields of CONNECT.
+"""How a reader or writer logs in: its credentials, references to secrets, the fields of CONNECT.
 
 Owns: Login, and resolving references to secrets when a connection is opened.
 May not touch: sockets.
@@ -109,6 +109,6 @@ def secret(text: str) -> str:
 
 
 def _file_or_text(given: str, looks: re.Pattern[str]) -> str:
-    """These are usually given as a path; a text is recognized by its looks."""
+    """The contents of the file, unless `given` is the text itself, recognized by its form."""
     text = secret(given)
     return text if text != given or looks.match(text) else secret(f"file:{given}")

@@ -3,11 +3,12 @@
 Owns: the flags of projected blocks, and cutting columns out of a stored block.
 May not touch: sockets, storage; which rows are sent (selection.py).
 Spec: a projected block is a block (broker/store/block/block_format.py) with further flags. Each
-says that a column is missing: it has no bytes at all, neither ends nor text, and its length is 0.
+flag means that a column is missing: it has no bytes at all, neither ends nor text; its length is 0.
 
     bit 1: no times | bit 2: no subjects | bit 3: no headers | bit 4: no data
 
-Sequences are always there: contiguous ones need no column. They are on the wire only."""
+Sequences are always present: contiguous ones need no column. Projected blocks exist only on the
+wire."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def omitted_by(columns: Iterable[str]) -> int:
 
 
 def projected(raw: bytes | memoryview, omitted: int) -> bytes | memoryview:
-    """The block without these columns; itself, if that is none. It is not checked: its owner has
-    done that."""
+    """The block without these columns; the block itself, if there are none. It is not validated:
+    the caller has done that."""
     if not omitted:
         return raw
     magic, version, flags, count, _, first_seq, *lengths, _, low, high, last_seq = (

@@ -10,14 +10,15 @@ Spec. A scan runs on the client port, after CONNECT, one at a time on a connecti
         u32 0      | u32 0     | line      the end: one JSON line, or an error line
     -SCAN {"code","message",...}␍␊                                       instead of head or end
 
-A frame's `check` is the CRC-32 of the block's first 16 bytes, and those hold the CRC-32 of all the
-rest: every byte is covered, yet a replica sends a block without reading it. Blocks are sent in the
-order of their sequences. They may hold rows before `first` and after `last`, which the reader
-trims; deleted messages, those of other subjects and columns that were not asked for are not sent
-(projection.py has the format of such a block). Between head and end the replica
-writes nothing else on the connection: no PING, no INFO.
+A frame's `check` is the CRC-32 of the block's first 16 bytes, which contain the CRC-32 of the rest:
+so every byte is covered, yet a replica sends a block without reading it. Blocks are sent in the
+order of their sequences. They may contain rows before `first` and after `last`, which the reader
+trims; deleted messages, other subjects and columns that were not requested are not sent
+(projection.py has the format of such a block). Between head and end the replica sends nothing else
+on the connection: no PING, no INFO.
 A plan is an ordinary request on $JS.API.STREAM.SCAN.PLAN.<stream>, whose body is empty or a
-PlanRequest. A server that does not know columns refuses them by name; the reader then takes all."""
+PlanRequest. A server that does not know `columns` refuses the field by name; the reader then
+requests all columns."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class ScanRequest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Sequences first..last, both included. An empty `id` accepts any incarnation. What is not
-    asked for is not sent: a server of an earlier version refuses fields that it does not know."""
+    """Sequences first..last, both included. An empty `id` accepts any incarnation. Fields at their
+    default are not sent: a server of an earlier version refuses fields that it does not know."""
 
     stream: str
     first: int
@@ -102,18 +103,18 @@ class PlanReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a reader wants to know besides the state of the stream."""
+    """What a reader asks for besides the state of the stream."""
 
     times: tuple[int, ...] = ()  # the first sequence at or after each, in nanoseconds
-    # Cut [first, behind) into pieces of about so many bytes; 0: do not. At most EDGES_MAX.
+    # Cut [first, behind) into pieces of about this many bytes; 0: do not. At most EDGES_MAX.
     piece_bytes: int = 0
     first: int = 0
     behind: int = 0
-    subjects: tuple[str, ...] = ()  # of which to tell how many messages there are
-    reader: str = ""  # a streaming query that tells where it is, for the metrics of the leader
+    subjects: tuple[str, ...] = ()  # count the messages on these
+    reader: str = ""  # name of a streaming query that reports its position, for metrics
     next: int = 0
-    # Answer when there is a message at `next` or later, or after so long (at most WAIT_MS_MAX). A
-    # server may answer earlier, and one of an earlier version does.
+    # Answer when there is a message at `next` or later, or after this time (at most WAIT_MS_MAX). A
+    # server may answer earlier; one of an earlier version does.
     wait_ms: int = 0
 
 
@@ -126,7 +127,7 @@ class WriteHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it; as Writers answers."""
+    """The answer to a block of a writer; see WriterAnswer (broker/jetstream/publish/writers.py)."""
 
     rows: int = 0
     epoch: int = 0
@@ -150,7 +151,7 @@ class ScanPlan(msgspec.Struct, frozen=True, kw_only=True):
     edges: tuple[int, ...] = ()  # where the pieces begin, without the first
     matching: int = -1  # messages on the subjects of the request; -1: not known without a search
     replicas: tuple[PlanReplica, ...] = ()
-    retention: str = ""  # of the stream: with another one than limits, a mirror must consume
+    retention: str = ""  # of the stream: unless it is limits, a mirror must read by consumer
 
 
 class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,8 +201,8 @@ class ScanProtocolError(Exception):
 
 
 def same_incarnation(one: str, other: str) -> bool:
-    """Version 0.1 named a stream by the number of its group alone, which ends newer ids: its
-    checkpoints are still good, and nodes of both versions serve the same reader."""
+    """Version 0.1 identified a stream by its group number alone, with which newer ids end: its
+    checkpoints stay valid, and nodes of both versions can serve the same reader."""
     return one == other or one.endswith(f"-{other}") or other.endswith(f"-{one}")
 
 
@@ -302,7 +303,7 @@ def decode_plan(body: bytes) -> ScanPlan:
 
 
 def encode_write(head: WriteHead) -> bytes:
-    """A multiple of eight bytes, so that the server need not move the block."""
+    """Padded to a multiple of eight bytes, so that the server does not have to copy the block."""
     line = msgspec.json.encode(head)
     return line + b" " * (-(len(line) + 1) % 8) + b"\n"
 

@@ -1,4 +1,4 @@
-"""How far streaming readers have come: what the leader of a stream knows from their plans.
+"""The positions of streaming readers, which the leader of a stream learns from their plans.
 
 Owns: the table of readers, by account, stream and name.
 May not touch: clocks (`now` is an argument), plans.

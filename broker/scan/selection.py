@@ -3,8 +3,8 @@
 Owns: skipping segments that hold nothing the reader wants, and picking its rows and columns.
 May not touch: sockets, the pace of a scan (server.py), what is stored.
 Spec: broker/scan/protocol.py. A block without removed rows is sent whole, even if the reader wants
-only most of it: cutting it costs more than the few rows at its edges, which the reader trims.
-Segments are ruled out by their summaries; what a summary tells is not read from the block."""
+only most of it: cutting it costs more than the few rows at its ends, which the reader trims.
+Segments are ruled out by their summaries; a block is not read for what its summary contains."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from broker.store.index.subject_filter import SubjectFilter
 from broker.store.search import live_stretches, stretches_in
 from broker.store.segments import SEAL_ROWS, Segment, Segments, View
 
-SEGMENTS_PER_TURN: Final = 32  # that are ruled out by hashes of their subjects, microseconds each
-READS_PER_TURN: Final = 4  # blocks of which rows are picked, a tenth of a millisecond each
-READS_PER_BLOCK: Final = 64  # rows that were picked from so many are sent, however few they are
-PICKED_BYTES: Final = 256 << 10  # so are so many bytes
-MOSTLY_WANTED: Final = 2  # a block is sent whole if at least one in so many rows is wanted
+SEGMENTS_PER_TURN: Final = 32  # segments ruled out by hashes of their subjects, microseconds each
+READS_PER_TURN: Final = 4  # blocks from which rows are picked, a tenth of a millisecond each
+READS_PER_BLOCK: Final = 64  # rows picked from this many blocks are sent, however few they are
+PICKED_BYTES: Final = 256 << 10  # picked rows of this size are sent
+MOSTLY_WANTED: Final = 2  # a block is sent whole if at least 1/2 of its rows is wanted
 SEQUENCES_MAX: Final = 1 << 15  # rows of a block of sequences alone
 _EVERYTHING: Final = SubjectFilter(())
 
@@ -49,13 +49,13 @@ class Selection:
 
 class Found(NamedTuple):
     block: bytes | memoryview  # the rows to send; b"" if there are none yet
-    rows: int  # stored in the range that was looked at, on any subject
-    last_seq: int  # of that range
+    rows: int  # stored rows in the searched range, on any subject
+    last_seq: int  # end of that range
 
 
 class RowPicker:
-    """The rows of one scan, block by block. Rows that a filter picks from many stored blocks are
-    collected until they are worth sending: a block of a few rows costs its reader as much as one of
+    """The rows of one scan, block by block. Rows that match a filter are collected from many stored
+    blocks until they are worth sending: a block of a few rows costs its reader as much as one of
     thousands."""
 
     def __init__(
@@ -78,7 +78,7 @@ class RowPicker:
 
     def next(self, cursor: int, last: int) -> Found | None:
         """The next rows from `cursor` to `last`; None if nothing is left there. A result without a
-        block means that the work was enough for one turn: continue behind `last_seq`."""
+        block means that the turn is over: continue after `last_seq`."""
         segments, wanted = self._store.segments, self._selection.wanted
         rows = reads = 0
         for _ in range(SEGMENTS_PER_TURN):
@@ -106,7 +106,8 @@ class RowPicker:
         return projected(picked.build(), self._selection.omitted) if picked is not None else b""
 
     def _collect(self, segment: Segment, low: int, last: int) -> bytes | memoryview:
-        """Its rows that match. If all do, and none wait, the block is returned instead."""
+        """Collect the matching rows. If all match, and none were collected before, the block itself
+        is returned instead."""
         segments, view = self._store.segments, self._view(segment)
         wanted = self._selection.wanted
         kept = list(stretches_in(segments, segment, view, wanted, start=low, stop=last + 1))
@@ -151,7 +152,7 @@ class RowPicker:
         return projected(raw, self._selection.omitted)
 
     def _pick(self, rows: Rows, kept: Stretches, count: int) -> None:
-        """Few are copied one by one: the set of the others would be large."""
+        """Copy these rows. A few are copied one by one: the set of rows to skip would be large."""
         self._reads += 1
         if not count:
             return

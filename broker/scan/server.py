@@ -1,12 +1,12 @@
 """Serve bulk reads: the stored blocks of a stream, in small chunks.
 
-Owns: the pace: one chunk per turn.
+Owns: the pace of a scan: one chunk per turn.
 May not touch: which rows a request selects (selection.py), sockets (`write` and `drain` are
 arguments), Raft, how blocks are stored; how many scans there are (admission.py).
-A scan looks up every block again: retention, purges and new messages may change the store between
-two blocks, so no iterator over it is kept across an await. Reading, filtering and writing happen in
-turns of the server's fair queue, which shares the loop between accounts and connections; while a
-scan waits for its reader it takes no turn.
+A scan looks up every block by sequence: retention, purges and new messages may change the store
+between two blocks, so no iterator over it is kept across an await. Reading, filtering and writing
+happen in turns of the server's fair queue, which shares the loop between accounts and connections;
+while a scan waits for its reader, it takes no turn.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from broker.store.segments import Segments
 from broker.subjects.grammar import valid_subject
 
 T = TypeVar("T")
-SCANS: Final = "scans"  # their place among the connections of an account
+SCANS: Final = "scans"  # stands for a connection in the fair queue of an account
 Write = Callable[[bytes | memoryview], None]
 Drain = Callable[[], Awaitable[None]]
 
@@ -70,12 +70,12 @@ class ScanQueue(Protocol):
     def wait(
         self, act: Callable[[], None], account: Hashable = None, connection: Hashable = None
     ) -> None:
-        """Call it in a later turn of the event loop."""
+        """Call `act` in a later turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanReader:
-    """Who reads, and how to reach it. `permitted(stream)` has told it when it returns False."""
+    """The reader's connection. If `permitted(stream)` returns False, it has sent the -ERR."""
 
     account: str
     write: Write
@@ -92,7 +92,7 @@ class ScanTurns:
     lines: dict[str, deque[Callable[[], None]]] = field(default_factory=dict)  # never empty
 
     async def turn(self, account: str, work: Callable[[], T]) -> T:
-        """Do it in a turn of this account. Raises what it raises."""
+        """Call `work` in a turn of this account. Raises what it raises."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def act() -> None:
@@ -150,8 +150,8 @@ class Scans:
     ) -> None:
         """Answer one SCAN line. Invalid requests do not raise. Cancellation ends the scan, and so
         does a ConnectionError from `drain`, which means that the reader has disconnected.
-        Permission is asked before the stream is looked up, so that a user learns nothing about
-        streams it may not read."""
+        Permission is checked before the stream is looked up, so that a user learns nothing about
+        streams that it may not read."""
         admission, account = self.admission, reader.account
         try:
             request = decode_request(body)
@@ -285,8 +285,7 @@ def _framed(block: bytes | memoryview, memory: BorrowedMemory) -> memoryview:
 
 
 async def _send_rest(pace: _Pace, frame: memoryview, chunk: int) -> None:
-    """What follows the first chunk. The reader takes its time; no turn, and no other scan, waits
-    for it."""
+    """Send what follows the first chunk. A slow reader delays no turn and no other scan."""
     reader = pace.reader
     await reader.drain()
     for at in range(chunk, len(frame), chunk):
@@ -295,8 +294,8 @@ async def _send_rest(pace: _Pace, frame: memoryview, chunk: int) -> None:
 
 
 def _next(store: ScanStore, picker: RowPicker, cursor: int, last: int) -> Found | None:
-    """Raises ScanRefused when messages were removed: the reader requests the rest again and decides
-    about the loss. What was collected before is sent first."""
+    """Raises ScanRefused when messages were removed: the reader then requests the rest again and
+    decides how to handle the loss. Rows collected before that are sent first."""
     if store.first_seq > cursor:
         if picker.holds_rows:
             return Found(picker.flush(), 0, cursor - 1)

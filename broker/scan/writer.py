@@ -1,6 +1,6 @@
-"""Write blocks to a stream, each row once: a window of blocks, sent again after a failure.
+"""Writes blocks to a stream, each row exactly once: a window of blocks, resent after a failure.
 
-Owns: the blocks that are not acknowledged yet, and what is done when a server fails.
+Owns: the blocks that are not acknowledged yet, and the retries when a server fails.
 May not touch: asyncio, Spark, Arrow.
 Bounds: WINDOW blocks are held; the write fails after FETCH_ROUNDS rounds over all servers without
 progress.
@@ -65,10 +65,10 @@ class BlockWriter:
         self._reasons: dict[str, str] = {}  # server -> its last failure
         self._unacked: deque[_Entry] = deque()
         self._pending = 0  # requests on this connection without an answer
-        self._busy = ""  # why one of them has to be sent again
-        self.sent = 0  # rows that were given to `write`
-        self.added = 0  # as far as answers arrived
-        self._stored = 0  # rows that the stream has, as far as we know
+        self._busy = ""  # why one of them has to be resent
+        self.sent = 0  # rows passed to `write`
+        self.added = 0  # rows stored by this writer, according to the answers so far
+        self._stored = 0  # rows of this epoch in the stream, according to the answers so far
 
     def write(self, block: BlockParts, rows: int) -> None:
         """Its parts must not change until the block is acknowledged. Raises WriteRefused,
@@ -112,7 +112,7 @@ class BlockWriter:
         self._busy = ""
 
     def _connected(self) -> ScanLink:
-        """A new connection sends everything that is not acknowledged."""
+        """The connection. A new one first resends everything that is not acknowledged."""
         if self._link is None:
             self._link = ScanLink(self._servers[self._next % len(self._servers)], self._login)
             for entry in self._unacked:
@@ -121,7 +121,7 @@ class BlockWriter:
 
     def _send(self, entry: _Entry) -> None:
         if self._link is None:
-            self._connected()  # it sends the entry as well
+            self._connected()  # sends this entry as well
             return
         row, block, _ = entry
         head = encode_write(WriteHead(writer=self._writer, epoch=self._epoch, row=row))
@@ -135,7 +135,7 @@ class BlockWriter:
         except PlanRefused as refusal:
             if refusal.code != 503:
                 raise
-            self._busy = str(refusal)  # the answers to the others still arrive
+            self._busy = str(refusal)  # answers to the other requests still arrive
         else:
             self.added += answer.added
             self._settle(answer)
@@ -143,8 +143,8 @@ class BlockWriter:
         if not self._unacked or self._pending:
             return
         if self._busy:
-            raise ScanProtocolError(self._busy)  # try again, after a pause and on another server
-        for entry in self._unacked:  # refused because of a gap: begin again from there
+            raise ScanProtocolError(self._busy)  # retry after a pause, on another server
+        for entry in self._unacked:  # refused because of a gap: resend from there
             self._send(entry)
 
     def _settle(self, answer: WriteAnswer) -> None:
