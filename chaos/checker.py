@@ -3,8 +3,8 @@
 Owns: the rules. Every anomaly has a name, so that a report says what went wrong.
 May not touch: servers, files; it compares lists.
 Rules: an acked publish is stored at the sequence of its ack; none is stored twice; nothing is
-stored that was not sent; an indefinite publish may be stored or not; sequences rise, and a publish
-that was sent after the ack of another has the higher one; all replicas store the same.
+stored that was not sent; an indefinite publish may be stored or not; sequences increase, and a
+publish that was sent after the ack of another has the higher one; all replicas store the same.
 If nothing is ever removed, no sequence may be missing. A consumer that reads during the run gets
 every message, an ordered consumer exactly what is stored. A run without any ack proves nothing."""
 

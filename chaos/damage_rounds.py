@@ -1,12 +1,12 @@
-"""Damage to random files of one node, round after round: it heals by itself, and nothing is lost.
+"""Damages random files of one node, in rounds: the node must repair itself and lose nothing.
 
 Owns: the rounds (victim, file, place and kind of damage, all from one seed) and their report.
 May not touch: processes and files other than those of its own cluster.
 Steps: publishes are acknowledged; one node is killed, one of its files is changed, cut or removed;
 it starts, and every node becomes healthy without help. Then every replica of every stream is read
-and compared with what was acknowledged, which also finds most damage that nobody has read yet. As
-long as a damaged file of data is still there, the next round hits the same node: two of three disks
-at a time are more than a minority."""
+and compared with what was acknowledged, which also finds most damage that was not read before.
+While a damaged data file still exists, the next round hits the same node: two damaged disks of
+three would be more than a minority."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class HiddenDamage:
-    """Perhaps nobody has met it yet: then it costs the database of its node at any time."""
+    """Damage that may not have been detected yet: it can make its node rebuild its database at any
+    time."""
 
     node: LocalNode
     path: Path
@@ -243,7 +244,7 @@ async def _compare(cluster: LocalCluster, victim: LocalNode, report: DamageRepor
                 try:
                     stored = await asyncio.to_thread(_stored, node, name, max(acked))
                 except ScanFailed:
-                    # It may have met the damage only now, and be rebuilt. It says so in its health.
+                    # It may have detected the damage only now, and be rebuilding (see its health).
                     await _healed(cluster, victim, report)
                     stored = await asyncio.to_thread(_stored, node, name, max(acked))
             except Exception as error:  # noqa: BLE001 - it is the verdict

@@ -17,8 +17,8 @@ WIDTH, LEFT, RIGHT, CHART, LANE, GAP = 1000, 130, 10, 110, 16, 6  # pixels
 TOP = 34  # above the first chart: two rows for the names of faults
 BUCKETS = 200
 NAMED_MAX = 60  # faults; of more than that, few names would fit
-LETTER = 6.2  # width of one, about
-RATE_SHOWN = 2.5  # times the median; what clients send again after a fault is cut off
+LETTER = 6.2  # approximate width of a letter
+RATE_SHOWN = 2.5  # times the median; higher peaks (clients resend after a fault) are cut off
 SLOWEST_MS = (1, 10, 100, 1_000, 10_000, 100_000)
 COLORS = {
     "leader": "var(--leader)", "follower": "var(--follower)", "unhealthy": "var(--unhealthy)",
@@ -60,7 +60,7 @@ def drawing(record: CampaignRecord) -> str:
 
 
 def _bands(record: CampaignRecord, x: Place, bottom: int) -> Iterator[str]:
-    """The faults, with their names in two rows where there is space: none if there would be few."""
+    """The faults, with their names in two rows where they fit; no names if only a few would."""
     free = [0.0, 0.0]  # where the next name may begin, by row
     named = len(record.faults) <= NAMED_MAX
     for number, one in enumerate(record.faults, 1):
@@ -106,7 +106,7 @@ def _throughput(rates: list[float], top: int) -> Iterator[str]:
 
 
 def _latency(middle: list[float], slowest: list[float], top: int) -> Iterator[str]:
-    """On a logarithmic scale: a millisecond and ten seconds have to be seen."""
+    """On a logarithmic scale, so that both a millisecond and ten seconds are visible."""
     highest = next((one for one in SLOWEST_MS if one >= max(slowest)), SLOWEST_MS[-1])
     span = max(math.log10(highest), 1.0)
 

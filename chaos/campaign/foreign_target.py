@@ -1,8 +1,8 @@
-"""A cluster that somebody has: faults by deleting pods, or by a command of the user.
+"""An existing cluster: faults by deleting pods, or by a command of the user.
 
-Owns: how its nodes are found and hit, and the wait until all replicas are level again.
-May not touch: anything but the pods that it was told about. It creates streams of its own, refuses
-to run where their names are taken, and deletes them at the end."""
+Owns: how its nodes are found and hit, and the wait until all replicas are current again.
+May not touch: anything but the given pods. It creates its own streams, refuses to run if their
+names are taken, and deletes them at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ForeignSettings:
 
 
 def foreign_usable(kinds: Sequence[str], settings: ForeignSettings) -> tuple[list[str], list[str]]:
-    """The kinds that can be tried there, and the others, each with the reason."""
+    """The kinds of faults that are possible there, and the others, each with the reason."""
     known = KUBE_KINDS if settings.kube is not None else COMMAND_KINDS
     how = "deleting pods" if settings.kube is not None else "a command"
     found = [name for name in kinds if name in known]
@@ -45,7 +45,7 @@ def foreign_usable(kinds: Sequence[str], settings: ForeignSettings) -> tuple[lis
 @dataclass(slots=True)
 class ForeignTarget:
     settings: ForeignSettings
-    streams: Sequence[str]  # a fault that hits a leader hits that of one of them
+    streams: Sequence[str]  # a fault of the kind `leader` hits the leader of one of these
     _names: list[str] = field(default_factory=list)
     _ours: bool = False
     _client: Any = None
@@ -58,7 +58,7 @@ class ForeignTarget:
                     client = await connect([url])
             except NO_ANSWER as error:
                 raise NodeFailed(f"{url} does not answer: {error or 'no connection'}") from error
-            # Only ours is written in Python, and says so where nats-server names its Go.
+            # JetRaft has its Python version in the field in which nats-server has its Go version.
             self._ours = client._server_info.get("go", "").startswith("python")  # noqa: SLF001
             await client.close()
         self._client = await connect(self.settings.urls)
@@ -66,7 +66,7 @@ class ForeignTarget:
             await asyncio.to_thread(_may_delete_pods, self.settings.kube)
 
     async def free_of(self, streams: Sequence[str]) -> None:
-        """Raises NodeFailed if one of them is there."""
+        """Raises NodeFailed if one of these streams exists."""
         js = self._client.jetstream(timeout=30)
         try:
             there = {info.config.name for info in await js.streams_info()}
@@ -146,10 +146,10 @@ class ForeignTarget:
         _run(["kubectl", "-n", self.settings.kube, "delete", "pod", *names, "--wait=false", *how])
 
     async def _level(self) -> dict[str, str]:
-        """Wait until every replica is there and current: what they are."""
+        """Wait until every replica is connected and current. Returns the states of the nodes."""
         deadline = time.monotonic() + HEAL_WITHIN_S
         while time.monotonic() < deadline:
-            await asyncio.sleep(0.5)  # also for what was hit just now to be missed
+            await asyncio.sleep(0.5)  # first of all, let the cluster notice the fault
             seen = await roles(self._client, self.streams[0])
             level = sorted(seen.values())
             if set(self._names) <= set(seen) and level[-1:] == ["leader"] and not (

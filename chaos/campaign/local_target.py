@@ -1,7 +1,7 @@
-"""A cluster that the campaign starts itself, of our servers or of nats-servers.
+"""A cluster that the campaign starts itself, of JetRaft servers or of nats-servers.
 
 Owns: its machines and their faults.
-May not touch: anything else of this computer."""
+May not touch: anything else on this machine."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class LocalSettings:
     nodes: int = 3
     standby: int = 0  # nodes of a second cluster, which has a mirror
     bugs: tuple[str, ...] = ()  # planted (altered_node.py)
-    previous: Path | None = None  # the packages of the version before, for upgrades
+    previous: Path | None = None  # the packages of the previous version, for upgrades
     peer: tuple[str, ...] | None = None  # the command of another server
     environment: dict[str, str] = field(default_factory=dict)  # of the nodes
 
 
 def usable(kinds: Sequence[str], settings: LocalSettings) -> tuple[list[str], list[str]]:
-    """The kinds that can be tried here, and the others, each with the reason."""
+    """The kinds of faults that are possible here, and the others, each with the reason."""
     no_network, no_disks = network.missing(), disks.missing()
     found, not_tried = [], []
     for name in kinds:
@@ -71,20 +71,20 @@ def _unusable_link(kind: Kind) -> str | None:
 
 
 class LocalTarget:
-    """Made, not started, by `make`."""
+    """Created by `make`, which does not start it."""
 
     def __init__(
         self, settings: LocalSettings, machines: Machines, streams: Sequence[str],
         say: Callable[[str], None], standby: Standby | None = None,
     ) -> None:  # fmt: skip
-        """`streams`: a fault that hits a leader hits that of one of them."""
+        """`streams`: a fault of the kind `leader` hits the leader of one of these."""
         self._settings = settings
         self._machines = machines
         self._streams = streams
         self._names = [machine.node.name for machine in machines.all[:-1]]
         self._standby = standby
         self._faults = FaultInjector(machines, self._leader, say, settings.previous, standby)
-        self._client: Any = None  # of a peer, whose monitoring port does not tell who leads
+        self._client: Any = None  # for nats-server, whose monitoring port does not show the leader
 
     @classmethod
     def make(
@@ -117,7 +117,7 @@ class LocalTarget:
         return cls(settings, machines, streams, say, standby)
 
     async def start(self) -> None:
-        """Raises NodeFailed. With a version before, that one founds the cluster."""
+        """Raises NodeFailed. If there is a previous version, it founds the cluster."""
         members = self._faults.members
         if self._settings.previous is not None:
             members.begin_with_previous()

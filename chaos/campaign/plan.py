@@ -1,4 +1,4 @@
-"""The plan of a run: which fault, on whom, for how long, all from one seed.
+"""The plan of a run: which faults, on which nodes, for how long, all from one seed.
 
 Owns: the kinds of faults and how they are drawn.
 May not touch: nodes, clocks, networks. The same seed and settings give the same plan."""
@@ -26,9 +26,9 @@ class Needs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of fault. `leader`: it hits the leader of a stream, whoever that is by then.
-    `shape`: what its packets go through (tc). `quality`: of its link. `standby`: it hits a second
-    cluster, which has a mirror."""
+    """One kind of fault. `leader`: it hits the node that leads a stream at that time. `shape`: a
+    queueing discipline (tc) for its packets. `quality`: delay and loss of its link. `standby`: it
+    hits the second cluster, which has a mirror."""
 
     name: str
     text: str

@@ -1,6 +1,6 @@
-"""What a run leaves behind: the facts that the report shows.
+"""The record of a run: the facts that the report shows.
 
-Owns: the shape of the record, and the figures that follow from it.
+Owns: the structure of the record, and the figures derived from it.
 May not touch: how it is shown."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AFTER_S = 5.0  # an effect may show this long after a fault has ended
 
 @dataclass(slots=True)
 class Injected:
-    """A fault that was done: times in nanoseconds, like those of the history."""
+    """An injected fault. Times are in nanoseconds, like those of the history."""
 
     kind: str
     text: str
@@ -56,7 +56,7 @@ class CampaignRecord:
     story: list[str] = field(default_factory=list)  # around a violation
     facts: list[tuple[str, str]] = field(default_factory=list)  # further figures
     works: Sequence[CampaignWork] = ()  # with their journals
-    # Sorted once, because every fault asks: the times of acks, and the publishes.
+    # Times of acks, and publishes; sorted once, because they are searched for every fault.
     _acked_ns: list[int] = field(init=False)
     _by_sending: list[Publish] = field(init=False)
 

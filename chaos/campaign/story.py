@@ -1,7 +1,7 @@
-"""The slice of history around a violation, in words.
+"""The part of the history around a violation, as text.
 
-Owns: what is chosen and how it is told.
-May not touch: the record; it reads it."""
+Owns: which operations are shown, and how.
+May not touch: the record; it only reads it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WORDS = re.compile(r"[\w$.-]+")
 
 
 def around(record: CampaignRecord, journal: Journal | None, violation: str) -> list[str]:
-    """What was asked and told around it, in the order of time, with the faults in between.
-    `journal` None: the publishers."""
+    """Operations and their answers around the violation, in order of time, with the faults in
+    between. `journal` None: the publishers."""
     if not violation:
         return []
     begin = record.begin_ns

@@ -1,6 +1,6 @@
-"""What a campaign is run against: nodes of its own, or a cluster that somebody has.
+"""The target of a campaign: a cluster that it starts, or an existing one.
 
-Owns: the shape of a target, and the questions that any cluster answers to its clients.
+Owns: the interface of a target, and queries that any cluster answers to its clients.
 May not touch: how faults are injected (local_target.py, foreign_target.py)."""
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Target(Protocol):
         """The stream of the publishers has been created."""
 
     async def inject(self, fault: PlannedFault) -> list[str]:
-        """Do it and undo it; the names of the nodes it hit. Raises NodeFailed or TimeoutError if
-        the cluster does not recover."""
+        """Inject the fault and undo it. Returns the names of the nodes it hit. Raises NodeFailed or
+        TimeoutError if the cluster does not recover."""
 
     async def states(self) -> dict[str, str]:
-        """What every node is: leader (of the stream of the publishers), follower, unhealthy,
+        """The state of every node: leader (of the stream of the publishers), follower, unhealthy,
         no answer or down."""
 
     def facts(self) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
-"""Clusters in one thread on virtual time, each from one seed: real code, simulated computers.
+"""Deterministic simulation: clusters in one thread on virtual time, each from one seed.
 
-Begin with `broker/` (whole nodes, docs/decisions/0016-simulate-whole-nodes.md). `consensus/` is
-Raft alone. `world/` stands for the computers, `clients/` and `consumers/` for the users;
-`promises/` judges, and `bugs/` are planted to prove that it would notice."""
+Start reading with `broker/` (whole nodes, docs/decisions/0016-simulate-whole-nodes.md).
+`consensus/` simulates Raft alone. `world/` simulates the machines, `clients/` and `consumers/` the
+users; `promises/` checks the results, and `bugs/` are planted to prove that the checks find
+them."""

@@ -1,11 +1,11 @@
 """A simulated file system under the real log code: crashes, damage, faults, a full disk.
 
-Owns: what of the files is on disk and what is only in the page cache.
-May not touch: what the files mean. It keeps the contract of LogFiles (raft/store/segments/files.py)
-and is as unkind as that contract allows.
-Spec: a write is readable at once. A power failure keeps any subset of the sectors that were written
-after the last `sync` of their file, and may tear a sector; of the changes of names after the last
-`sync_names` it keeps a prefix, as a journal does. The death of the process alone keeps everything.
+Owns: which parts of the files are on disk and which are only in the page cache.
+May not touch: what the files mean. It implements LogFiles (raft/store/segments/files.py), with the
+worst behavior that the contract allows.
+Spec: a write is readable immediately. A power failure keeps any subset of the sectors that were
+written after the last `sync` of their file, and may tear a sector; of the renames after the last
+`sync_names` it keeps a prefix, as a journal does. A crash of the process alone keeps everything.
 Every random choice comes from the caller's generator."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from raft.store.segments.files import LogFile
 
 SECTOR: Final = 512
-LOST_MAX: Final = 8  # writes of a file: one of the last ones may turn out to be lost
+LOST_MAX: Final = 8  # of the last 8 writes of a file, one may turn out to be lost
 NameChange = tuple[str, str, str]  # what, name, new name
 
 
@@ -89,7 +89,7 @@ class SimLogFile:
         try:
             self._call("write")
         except OSError:
-            if self._life == self._files.life:  # it may have done a part of its work
+            if self._life == self._files.life:  # a failed write may be partly done
                 content = content[: len(content) // 2]
                 self._store(content[: max(0, len(inode.data) - offset)], offset)
             raise
@@ -137,14 +137,14 @@ class SimLogFiles:
         self.free_bytes = free_bytes
         self.life = 0  # counts the crashes
         self.calls = 0
-        # Asked before every call with the operation and the name; what it returns is raised.
+        # Called before every operation with its name and the file's; what it returns is raised.
         self.fault: Callable[[str, str], OSError | None] = lambda _operation, _name: None
         self._names: dict[str, SimInode] = {}
         self._durable_names: dict[str, SimInode] = {}
         self._pending: list[tuple[NameChange, SimInode | None]] = []
 
     def holds(self, text: bytes) -> bool:
-        """Whether a file has it anywhere."""
+        """Whether any file contains the text."""
         inodes = (*self._names.values(), *self._durable_names.values())
         return any(text in inode.data or text in inode.durable for inode in inodes)
 
@@ -201,7 +201,7 @@ class SimLogFiles:
     # faults
 
     def die(self) -> None:
-        """The process is killed: nothing is lost, but it holds no file any more."""
+        """The process is killed: nothing is lost, but its open files are closed."""
         self.life += 1
 
     @property
@@ -225,8 +225,8 @@ class SimLogFiles:
             inode.lose_power(rng, kept=kept, torn=torn)
 
     def damage(self, rng: Random, kind: str | None = None) -> str:
-        """Change, cut or remove what is on disk; or a write that was synced is not there, or is in
-        another place. Returns a sentence."""
+        """Change, cut or remove what is on disk; or lose or misplace a synced write. Returns a
+        description."""
         name = rng.choice(sorted(self._names))
         inode = self._names[name]
         used = len(bytes(inode.data).rstrip(b"\0"))

@@ -1,1 +1,1 @@
-"""What is done to the nodes of a campaign."""
+"""The faults that a campaign injects into its nodes."""

@@ -1,7 +1,7 @@
 """Faults on real processes: how each kind of the plan begins and ends.
 
-Owns: what is done to nodes and files; every fault ends with all nodes started and all
-cuts healed, also when the run is cancelled.
+Owns: the faults of nodes and files. Every fault ends with all nodes started and all partitions
+healed, also when the run is cancelled.
 May not touch: processes, files and namespaces other than those of its own cluster.
 Clocks, flushes, disks and limits: machine_faults.py. Networks: network_faults.py. Members and
 versions: member_faults.py."""
@@ -35,7 +35,7 @@ class FaultInjector:
     say: Callable[[str], None]
     previous: Path | None = None
     standby: Standby | None = None
-    emptied: str = ""  # the node whose data is gone or damaged: a minority, so it is the only one
+    emptied: str = ""  # the node whose data is lost or damaged; only one, so that it is a minority
     _machine: MachineFaults = field(init=False)
     _network: NetworkFaults = field(init=False)
     members: MemberFaults = field(init=False)
@@ -50,7 +50,8 @@ class FaultInjector:
         return self.machines.cluster
 
     async def inject(self, fault: PlannedFault) -> list[str]:
-        """Do it and undo it; the names of the nodes it hit. The nodes are healthy at the end."""
+        """Inject the fault and undo it. Returns the names of the nodes it hit. All nodes are
+        healthy at the end."""
         victims = await self._victims(fault)
         names = [node.name for node in victims]
         self.say(f"{fault.kind.text}: {', '.join(names)}")
@@ -63,7 +64,7 @@ class FaultInjector:
 
     @property
     def _nodes(self) -> list[LocalNode]:
-        """Of both clusters."""
+        """The nodes of both clusters."""
         there = [] if self.standby is None else self.standby.cluster.nodes
         return [*self._cluster.nodes, *there]
 
@@ -125,15 +126,15 @@ class FaultInjector:
         await asyncio.sleep(fault.hold_s)
 
     async def _lose_voter(self, fault: PlannedFault, loser: Machine) -> None:
-        """Those that lag and the one that lost its log are a majority, and must not act as one:
-        the rest has acknowledged what none of them holds any more."""
+        """The nodes that lag and the one that lost its log form a majority, but must not act as
+        one: the others have acknowledged entries that none of these nodes has any more."""
         dice = random.Random(fault.salt)
         self.emptied = loser.node.name
         others = [node for node in self._cluster.nodes if node is not loser.node]
         late = dice.sample(others, (len(self._cluster.nodes) - 1) // 2)
         for node in late:
             node.kill()
-        await asyncio.sleep(fault.hold_s)  # the others go on
+        await asyncio.sleep(fault.hold_s)  # the others continue
         rest = [node for node in others if node not in late]
         for node in (*rest, loser.node):
             node.kill()

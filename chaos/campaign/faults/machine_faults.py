@@ -1,4 +1,4 @@
-"""Faults of what a node runs on: its clock, its flushes, its disk, its power, its limits.
+"""Faults of a node's machine: its clock, flushes, disk, power and resource limits.
 
 Owns: how they begin, and `undo`, which ends them all.
 May not touch: other processes and disks than those of its machines."""
@@ -19,7 +19,7 @@ from chaos.campaign.plan import Needs, PlannedFault
 SLOW_FLUSH_S = 0.3
 CLOCK_JUMPS_S = (-3600, -300, -5, 5, 300, 3600)
 LEFT_BYTES = 256 << 10  # on a full disk
-MEMORY_MORE = 2 << 20  # before it is refused
+MEMORY_MORE = 2 << 20  # that a node still gets before an allocation fails
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class MachineFaults:
         await asyncio.sleep(fault.hold_s)
 
     async def _cut_power(self, fault: PlannedFault, victims: list[Machine]) -> None:
-        """The slow disks make that there is something to lose: what is written but not flushed."""
+        """Cut the power while disks are slow, so that there are writes that were not flushed."""
         _condition(victims, replace(NORMAL, flush_takes_s=SLOW_FLUSH_S))
         await asyncio.sleep(fault.hold_s)
         for machine in victims:
@@ -70,7 +70,7 @@ class MachineFaults:
             machine, pid, what, before = self._limited.pop()
             process = machine.node.process
             if process is None or process.poll() is not None:
-                machine.node.process = None  # it died of the lack: the injector starts it again
+                machine.node.process = None  # it ran out of resources: the injector restarts it
             elif process.pid == pid:
                 resource.prlimit(pid, what, before)
         for machine in self.machines.all:
@@ -97,7 +97,7 @@ def _condition(victims: list[Machine], conditions: Conditions) -> None:
 
 
 def _descriptors(machine: Machine) -> int:
-    """Those that are open."""
+    """The number of open file descriptors."""
     return len(os.listdir(f"/proc/{machine.node.pid}/fd"))
 
 

@@ -1,6 +1,6 @@
-"""Changes of the cluster itself: members come and go, versions change.
+"""Changes of the cluster itself: members join and leave, versions change.
 
-Owns: the steps of a change. It ends with the members, and the version, of before.
+Owns: the steps of a change. It ends with the original members and version.
 May not touch: nodes other than those of its machines.
 Spec: docs/cluster.md."""
 
@@ -29,7 +29,7 @@ ASK_EVERY_S = 0.2
 @dataclass(slots=True)
 class MemberFaults:
     machines: Machines
-    previous: Path | None  # the packages of the version before
+    previous: Path | None  # the packages of the previous version
     _configs: dict[str, str] = field(default_factory=dict)  # of this version, by node
 
     async def act(self, fault: PlannedFault, victim: LocalNode) -> None:
@@ -39,7 +39,8 @@ class MemberFaults:
             await self._change(fault, victim)
 
     async def _change(self, fault: PlannedFault, leaving: LocalNode) -> None:
-        """The spare joins; `leaving` is removed, loses its disk and joins again; the spare goes."""
+        """The spare joins; `leaving` is removed, loses its disk and joins again; the spare
+        leaves."""
         spare, nodes = self.machines.spare, self.machines.cluster.nodes
         nodes.append(spare.node)
         spare.node.start()
@@ -73,7 +74,7 @@ class MemberFaults:
         raise NodeFailed(f"{node.name} is {what} after {HEAL_WITHIN_S:.0f} s")
 
     async def _ask(self, subject: str, about: LocalNode, **body: str) -> dict[str, Any]:
-        """The answer of another node; an error, if there was none."""
+        """The answer of another node; an error document if there was none."""
         others = [node.url for node in self.machines.cluster.nodes if node is not about]
         try:
             client = await nats.connect(
@@ -90,7 +91,8 @@ class MemberFaults:
             return {"error": str(error) or type(error).__name__}
 
     def begin_with_previous(self) -> None:
-        """Before the first start: a cluster can go back to the version that founded it."""
+        """Called before the first start: found the cluster with the previous version, to which it
+        can then be downgraded."""
         for node in self.machines.cluster.nodes:
             self._set_version(node, previous=True)
 
@@ -99,7 +101,7 @@ class MemberFaults:
             await self._restart(node, 0.0, previous=False)
 
     async def _upgrade(self, fault: PlannedFault) -> None:
-        """Every node to the version before, one after the other, then every node back."""
+        """Downgrade every node to the previous version, one after the other, then upgrade all."""
         assert self.previous is not None
         for node in self.machines.cluster.nodes:
             await self._restart(node, fault.hold_s, previous=True)
@@ -125,7 +127,7 @@ class MemberFaults:
         node.config_path.write_text(readable_by(self.previous, config) if previous else config)
 
     def undo(self) -> None:
-        """This version again, for a node that is started next."""
+        """Use the current version again for a node that is started next."""
         for node in self.machines.cluster.nodes:
             if "PYTHONPATH" in node.environment:
                 self._set_version(node, previous=False)

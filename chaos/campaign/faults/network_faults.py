@@ -1,4 +1,4 @@
-"""Faults of the network between nodes: cuts of several shapes, and links that are slow or bad.
+"""Faults of the network between nodes: partitions of several shapes, slow and lossy links.
 
 Owns: how they begin, and `undo`, which ends them all.
 May not touch: networks other than that of its machines (network.py)."""
@@ -16,7 +16,7 @@ from chaos.campaign.machines.standby import Standby
 from chaos.campaign.plan import PlannedFault
 
 FLAPS = 5
-OLD_LEADER_S = 1.5  # that it has for answers, before it is told of the next one
+OLD_LEADER_S = 1.5  # a deposed leader may answer clients this long before it can reach the others
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The version before, for upgrades: what its configuration must and must not say.
+"""The previous version, for upgrades: what its configuration must and must not contain.
 
 Owns: the feature level that holds a cluster back.
 May not touch: processes.
@@ -13,8 +13,8 @@ LEVEL = re.compile(r"^NEWEST_LEVEL\b.*=\s*(\d+)", re.MULTILINE)
 
 
 def held_back(previous: Path | None) -> str:
-    """For the `jetstream` block: a cluster that goes back to the version before must stay on its
-    level."""
+    """For the `jetstream` block: a cluster that will be downgraded must stay on the feature level
+    of the previous version."""
     if previous is None:
         return ""
     found = LEVEL.search(_levels(previous).read_text()) if _levels(previous).exists() else None
@@ -22,7 +22,7 @@ def held_back(previous: Path | None) -> str:
 
 
 def readable_by(previous: Path, config: str) -> str:
-    """The configuration as the version before reads it: the first one knew no levels."""
+    """The configuration in a form that the previous version can read: 0.1 had no levels."""
     return config if _levels(previous).exists() else config.replace(held_back(previous), "")
 
 

@@ -1,13 +1,13 @@
 """A real server process under altered conditions: `python -m chaos.campaign.machines.altered_node`.
 
-Owns: what is replaced in this process before the server begins: the wall clock, the flushes of
+Owns: what is replaced in this process before the server starts: the wall clock, the flushes of
 files and, to prove that a campaign can fail, functions with a planted bug.
 May not touch: how the server works otherwise; the server has no switch for any of this.
-Arguments: the file of the conditions (conditions.py), which may change while the server runs; the
-names of planted bugs (chaos/sim/bugs), with commas, or "-"; then those of `python -m broker`.
+Arguments: the file with the conditions (conditions.py), which may change while the server runs; the
+names of planted bugs (chaos/sim/bugs), comma-separated, or "-"; then those of `python -m broker`.
 The server reads its wall clock through the module `time` and flushes its log through the module
-`os`, except on a thread outside of Python, which is left out while flushes are altered. Flushes
-of the database (RocksDB) stay as they are: nothing is promised on their account."""
+`os`, or on a thread without the GIL, which is not used while flushes are altered. Flushes of the
+database (RocksDB) are not altered: no promise depends on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_EVERY_S = 0.02
 
 
 class ConditionsFile:
-    """The conditions now. Looks at the file again when its last look is old."""
+    """The current conditions. Reads the file again when the last read is old."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

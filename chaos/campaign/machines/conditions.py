@@ -1,7 +1,7 @@
 """The conditions under which a node of a campaign runs: its wall clock and its flushes.
 
-Owns: the file through which the campaign tells a running node about them.
-May not touch: the node; altered_node.py does what the file says."""
+Owns: the file through which the campaign passes them to a running node.
+May not touch: the node; altered_node.py applies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class Conditions:
     clock_ahead_s: float = 0.0  # of the wall clock; below zero: behind
-    flush_takes_s: float = 0.0  # longer than the disk needs
+    flush_takes_s: float = 0.0  # added to the time of every flush
     flush_fails: bool = False  # with EIO
 
     @property
@@ -22,7 +22,7 @@ class Conditions:
         return not self.flush_takes_s and not self.flush_fails
 
     def save(self, path: Path) -> None:
-        """In one step: a reader finds the old conditions or these."""
+        """Atomic: a reader finds the old conditions or the new ones."""
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(asdict(self)))
         os.replace(draft, path)

@@ -1,13 +1,13 @@
 """A link that delays and loses packets: `python -m chaos.campaign.machines.lossy_link`.
 
-Owns: the frames on their way from one interface to another.
-May not touch: interfaces other than the two that it is given; network.py puts them in place.
+Owns: the frames in flight from one interface to another.
+May not touch: interfaces other than the two that it is given; network.py creates them.
 Arguments: the interface of the node, that of the network, then the delay and its variation in
-milliseconds, the share of lost frames, and a seed. It says "ready" when it listens, and forwards
-from the moment on at which it reads a line. What the node sends is delayed or lost, in order; what
-it is sent arrives at once. A frame keeps its virtio header (packet(7), PACKET_VNET_HDR), because
-frames between namespaces are large and have no checksum yet.
-In user space, because many kernels have no netem."""
+milliseconds, the share of lost frames, and a seed. It prints "ready" when it listens, and forwards
+once it has read a line. Frames from the node are delayed or lost, in order; frames to the node are
+forwarded immediately. A frame keeps its virtio header (packet(7), PACKET_VNET_HDR), because frames
+between namespaces are large and have no checksum yet.
+Implemented in user space, because many kernels have no netem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
 ETH_P_ALL = 3
 FRAME_MAX = 70_000  # a large segment and its headers
-ON_THE_WAY_MAX = 5_000  # frames; what comes on top of them is lost, as in a full queue
+ON_THE_WAY_MAX = 5_000  # frames in flight; further ones are dropped, as in a full queue
 READ_AT_ONCE = 64
 
 
@@ -83,7 +83,7 @@ def send(opened: socket.socket, frames: list[bytes]) -> None:
 
 
 def forward(node: socket.socket, network: socket.socket, frames: DelayedFrames) -> None:
-    """For ever."""
+    """Runs forever."""
     while True:
         wait_s = frames.next_in_s(time.monotonic())
         readable, _, _ = select.select([node, network], [], [], wait_s)

@@ -1,9 +1,9 @@
-"""What a campaign runs on: nodes, each with its network, its disk and its conditions.
+"""The machines of a campaign: nodes, each with its network, its disk and its conditions.
 
-Owns: how the cluster is put together, and that all of it is taken away again.
-May not touch: anything else of this computer.
-A node has a network namespace where there can be any, and a file system of its own (a loop device)
-if a fault of the run needs one. One more machine than nodes is prepared for a change of members."""
+Owns: setting up the cluster, and removing all of it afterwards.
+May not touch: anything else on this machine.
+A node has its own network namespace, if namespaces are available, and its own file system (a loop
+device) if a fault of the run needs one. A spare machine is prepared for changes of members."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Machine:
         shutil.rmtree(self.data, ignore_errors=True)
 
     def after_power_cut(self) -> None:
-        """The node is dead afterwards, its disk can be used again."""
+        """Clean up after a power cut: the node is dead, its disk can be used again."""
         assert self.disk is not None
         if self.node.process is not None:
             self.node.kill()
@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Machines:
-    """`cluster.nodes` are the members; `spare` is the machine of no member."""
+    """`cluster.nodes` are the members; `spare` is the machine that is not a member."""
 
     directory: Path
     size: int

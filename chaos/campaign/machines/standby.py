@@ -1,7 +1,7 @@
-"""A second cluster: it has a mirror of the stream of the publishers, as a standby has.
+"""A standby: a second cluster that mirrors the stream of the publishers.
 
 Owns: its nodes, and which of them a fault hits.
-May not touch: the first cluster, whose addresses it is told.
+May not touch: the first cluster, whose addresses it is given.
 Spec: docs/disaster-recovery.md."""
 
 from __future__ import annotations

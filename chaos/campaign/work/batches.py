@@ -29,10 +29,11 @@ from chaos.workload import connect
 BATCHES, IDS = "CHAOS_BATCHES", "CHAOS_IDS"
 BATCHES_EVERY_S, IDS_EVERY_S = 0.1, 0.05
 BATCH_CLIENTS = 3
-# Large messages at the beginning: more than a log keeps, so that their ids are in checkpoints and,
-# for a node that lost its disk, in a snapshot. Otherwise both would be made again from the log.
+# Large messages at the beginning, more than a log keeps, so that their ids must come from a
+# checkpoint or, for a node that lost its disk, from a snapshot. Otherwise the log would be replayed
+# and contain them.
 FIRST_IDS, FIRST_BYTES, FIRST_AT_ONCE = 256, 64 << 10, 8
-OLD_IDS = 200  # one of so many is repeated, or one of the first
+OLD_IDS = 200  # an id among the last 200 is repeated, or one of the first
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Batches(CampaignWork):
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Several clients: a batch must not be mixed with another one."""
+        """Several clients: the messages of two batches must not be mixed."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(BATCH_CLIENTS):
                 tasks.create_task(self._client(f"c{number}"), name=self.name)

@@ -37,7 +37,7 @@ CATCH_UP_WITHIN_S = 120.0
 NO_TABLE = (ScanFailed, NoServer, PlanRefused, OSError)
 SCAN_EVERY_S = 2.0
 LOOK_EVERY_S = 1.0
-SCAN_LAST = 5_000  # messages, from the end: a scan of all of them takes longer and longer
+SCAN_LAST = 5_000  # newest messages that are scanned: a scan of all would take longer and longer
 PUSH_ACK_WAIT_S = 5
 
 

@@ -2,9 +2,10 @@
 
 Owns: the client, and what it knows about the stream.
 May not touch: the servers.
-Checks: a stream that was created after the deletion of its namesake begins with sequence 1 and
-holds only what was sent to it; one whose deletion was confirmed is not there. A request without an
-answer may be done at any later time, so its name is not used any more; nor after a refusal."""
+Checks: a stream that was created after the deletion of one with the same name begins with sequence
+1 and contains only what was sent to it; a stream whose deletion was confirmed does not exist. A
+request without an answer may be carried out at any later time, so its name is not used again; nor
+after a refusal."""
 
 from __future__ import annotations
 

@@ -47,15 +47,15 @@ from chaos.sim.world.virtual_time import (
 from raft.host.compaction import CompactionPolicy
 from raft.snapshot import inbound, outbound
 
-FAULTS_LAST_NS = max(DURATIONS_NS)  # then the last one of the script is over by itself
+FAULTS_LAST_NS = max(DURATIONS_NS)  # after this time the last fault of the script is over
 # Progress after the faults. Measured over 200 seeds: every stream is led after 1.4 s at most, and
 # all replicas agree 3.5 s after the last client has finished.
 LED_WITHIN_NS = 10 * NS
 AGREE_WITHIN_NS = 20 * NS
-FINISH_WITHIN_NS = 60 * NS  # some clients wait for half of it by themselves
-# With these, logs are cut often, and a node that was away needs a snapshot.
+FINISH_WITHIN_NS = 60 * NS  # some clients alone wait for half of it
+# With these, logs are compacted often, and a node that was away needs a snapshot.
 SHORT_LOGS = CompactionPolicy(keep_entries=5, step_entries=5, step_bytes=1 << 10, every_ticks=4)
-# And blocks are sealed after a few rows, so that they are read from disk, and a snapshot is sent
+# Also, blocks are sealed after a few rows, so that they are read from disk, and a snapshot is sent
 # slowly and in many pieces, so that it is interrupted and resumed.
 SNAPSHOT_BYTES_PER_S = 24 << 10  # unless there is a flood, which would take too long
 OFTEN = (
@@ -141,10 +141,10 @@ class BrokerCluster:
             tell=self.story,
         )
 
-    # -- telling
+    # -- the trace
 
     def story(self, who: str, what: str) -> None:
-        """A line of the story of this run."""
+        """Add a line to the story of this run."""
         self.counters[what.partition(":")[0]] += 1
         if self._tell is not None:
             self._tell(f"{self.world.now_ns / NS:9.4f} {who:8} {what}")
@@ -165,7 +165,7 @@ class BrokerCluster:
         self._violations.append(what)
 
     def _failed(self, who: str, context: dict[str, Any]) -> None:
-        """The code under test has raised where nothing may raise."""
+        """The code under test raised an exception where none is allowed."""
         error = context.get("exception")
         self._failures.append(f"{who}: {context.get('message', '')} {error!r}")
 
@@ -237,7 +237,7 @@ class BrokerCluster:
         return world.run_until(world.now_ns + within_ns, stop)
 
     def client(self, name: str) -> SimClient:
-        """The name is in its inbox: two clients of one name would get each other's answers."""
+        """The inbox contains the name: two clients of one name would get each other's answers."""
         assert all(other.name != name for other in self._clients), f"two clients named {name}"
         client = SimClient(
             name,
@@ -260,7 +260,7 @@ class BrokerCluster:
                 tasks.create_task(workload.run())
 
     def _storage(self, config: dict[str, Any]) -> dict[str, Any]:
-        """How a stream is stored, unless its workload says so itself."""
+        """The storage settings of a stream, unless its workload sets them."""
         stored = {"compression": "s2"} if self.plan.compresses else {}
         in_memory = self.plan.in_memory and config["num_replicas"] >= IN_MEMORY_MIN
         return stored | ({"storage": "memory"} if in_memory else {})
@@ -314,7 +314,7 @@ class BrokerCluster:
         return [config for one in self._workloads for config in one.streams()]
 
     def _led(self) -> bool:
-        """Every stream that exists is served."""
+        """Whether every existing stream has a leader that serves it."""
         found = (self.replicas(config["name"]).values() for config in self._present())
         return all(any(one.is_leading for one in some) for some in found if some)
 
@@ -358,7 +358,7 @@ class BrokerCluster:
             workload.check()
 
     def _check_sealed(self) -> None:
-        """Every log and every state names a stream; none of them in clear."""
+        """Every log and every state contains a stream name; none may be on disk unencrypted."""
         names = [config["name"] for config in self._streams]
         for node in self.nodes:
             for name in names:
@@ -368,7 +368,7 @@ class BrokerCluster:
 
 
 def _agree(replicas: dict[str, SeenReplica], count: int) -> bool:
-    """One leads, and all have applied the same of the same group."""
+    """Whether one replica leads, and all have applied the same index of the same group."""
     applied = {(replica.group, replica.stream.applied) for replica in replicas.values()}
     leading = [replica for replica in replicas.values() if replica.is_leading]
     return len(replicas) == count and len(applied) == 1 and len(leading) == 1

@@ -1,9 +1,9 @@
-"""The script of a run: every fault with its moment, drawn from the seed before anything runs.
+"""The script of a run: every fault with its time, drawn from the seed before anything runs.
 
 Owns: the kinds of faults, how often each is drawn, and their parameters.
 May not touch: nodes and network (chaos/sim/broker/nemesis.py performs the script).
-Spec: a script without some of its faults is a script as well. So a failure is shrunk by leaving
-out faults, and positions in the script name them."""
+Spec: any subset of a script is a valid script. So a failure is shrunk by leaving out faults, which
+are identified by their positions in the script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DURATIONS_NS: Final = (50 * MS, 500 * MS, 2 * NS, 8 * NS)
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """`chance`: that a seed uses it at all. `nodes_min`: smaller clusters cannot have it."""
+    """`chance`: probability that a seed uses it at all. `nodes_min`: smallest cluster for it."""
 
     chance: float
     what: str
@@ -56,7 +56,8 @@ _FIRST_KINDS: Final[Mapping[str, FaultKind]] = {
     "join": FaultKind(0.1, "a new node joins, once", 3),
     "disconnect": FaultKind(0.4, "clients leave their node and connect to any"),
 }
-# Whether a seed uses one of these is drawn apart: seeds that do not keep their scripts. Add here.
+# New kinds go here. Whether a seed uses one of these is drawn with a generator of its own, so that
+# seeds that do not use it keep their scripts.
 _LATER_KINDS: Final[Mapping[str, FaultKind]] = {
     "damage": FaultKind(
         0.1, "a node ends, and its log is changed or cut, once, if nothing is on it alone", 3
@@ -99,8 +100,8 @@ KINDS: Final[Mapping[str, FaultKind]] = {**_FIRST_KINDS, **_LATER_KINDS}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`strength` is a number from 0 to 999: what it means depends on the kind. `dice` seeds what
-    the fault decides when it happens."""
+    """`strength` is a number from 0 to 999 whose meaning depends on the kind. `dice` seeds the
+    choices that the fault makes when it happens."""
 
     at_ns: int
     kind: str
@@ -112,7 +113,7 @@ class Fault:
 
     @property
     def boots(self) -> bool:
-        """A wrong clock is met at a restart."""
+        """Whether the node restarts with a wrong clock."""
         return self.dice % 3 == 0
 
     def __str__(self) -> str:
@@ -153,7 +154,7 @@ def draw_script(
 
 
 def one_end(script: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Of the faults with which a process ends, the first one that does nothing else, at most."""
+    """Keep at most one fault that ends a process: the first that does nothing else."""
     kept: list[Fault] = []
     ended = False
     for fault in script:

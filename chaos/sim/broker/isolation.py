@@ -1,4 +1,4 @@
-"""Between a simulated run and the process it runs in: log records, garbage, unheard coroutines.
+"""Isolates a simulated run from its process: log records, garbage collection, killed coroutines.
 
 Owns: the loggers of the broker and the garbage collector while a run lasts.
 May not touch: the run itself.
@@ -48,9 +48,9 @@ def isolated(
     mark: Callable[[str], None],
     failed: Failed,
 ) -> Iterator[None]:
-    """`mark` gets the template of every record. `loops` are killed at the end. Coroutines of killed
-    processes are then freed unheard: their `finally` blocks run without an event loop and
-    raise."""
+    """`mark` gets the template of every log record. `loops` are killed at the end. Exceptions of
+    coroutines of killed processes are ignored when they are freed: their `finally` blocks run
+    without an event loop and raise."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(one.level, one.propagate) for one in loggers]
     handler = FailureLog(tell, mark, failed)
@@ -74,8 +74,8 @@ def isolated(
 
 
 def keep_older_objects() -> None:
-    """What exists before a run is not looked at when its garbage is collected: that is a quarter of
-    a run's time."""
+    """Exclude objects that exist before a run from its garbage collection, which would otherwise
+    take a quarter of a run's time."""
     gc.freeze()
 
 

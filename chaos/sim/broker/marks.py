@@ -1,7 +1,7 @@
 """Coverage marks: rare branches of the broker by name, and whether a run has reached them.
 
-Owns: the names. They come from the broker itself: every line that its cluster and Raft code can
-log, and the numbers in which a host counts rare events; besides, every kind of fault.
+Owns: the names. They come from the broker itself: every message that its cluster and Raft code can
+log, and the counters of rare events of a host; and from the kinds of faults.
 May not touch: the broker; it is not instrumented.
 Spec: a branch that no seed reaches is not tested by them."""
 
@@ -37,7 +37,7 @@ def log_mark(template: str) -> str:
 
 
 def host_marks(numbers: HostStatistics) -> Iterator[str]:
-    """What this host has done since its start."""
+    """The rare events of this host since its start."""
     for name in COUNTED:
         if getattr(numbers, name):
             yield f"host: {name}"

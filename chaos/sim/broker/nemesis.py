@@ -1,6 +1,6 @@
-"""The nemesis: performs the script of faults, and ends all of them.
+"""The nemesis: injects the faults of the script, and ends all of them.
 
-Owns: which faults are in force, and how each begins and ends.
+Owns: which faults are active, and how each begins and ends.
 May not touch: what clients do (it may disconnect them), the broker's state.
 To add a fault: a kind in chaos/sim/broker/fault_script.py and a method here, in `_begin`."""
 
@@ -25,9 +25,9 @@ RESETS_NS: Final = 150 * MS  # at most, between two
 UNSTEADY_NS: Final = 3 * NS
 SLOW_LINK_NS: Final = 250 * MS  # at most
 SLOW_FLUSHES: Final = 500  # times slower, at most
-ELECTED_BY_NS: Final = 3 * NS  # another leader, also of a group that slept
+ELECTED_BY_NS: Final = 3 * NS  # there is another leader by then, even if the group was asleep
 OLD_LEADER_WITHIN_NS: Final = 2 * NS
-ALONE_NS: Final = 700 * MS  # an old leader
+ALONE_NS: Final = 700 * MS  # how long an old leader stays isolated
 CLOCK_JUMP_NS: Final = 5 * NS  # at most, in both directions
 CLOCK_WRONG_NS: Final = 3600 * NS  # every third jump, in both directions
 DRIFT_PPM: Final = 20_000  # at most, in both directions
@@ -58,8 +58,8 @@ class BrokerNemesis:
         leaders: Callable[[], Sequence[str]],
         tell: Callable[[str, str], None],
     ) -> None:
-        """`spare` joins `nodes` when a fault says so. `clients` grow during the run. `leaders`
-        names the nodes that lead a stream."""
+        """`spare` joins `nodes` if a fault asks for it. `clients` grows during the run. `leaders`
+        returns the names of the nodes that lead a stream."""
         self._script = script
         self._world = world
         self._nodes = nodes
@@ -118,7 +118,7 @@ class BrokerNemesis:
             self._begin[fault.kind](fault, self._nodes[fault.node])
 
     def _later(self, delay_ns: int, action: Callable[..., None], *arguments: object) -> None:
-        """Unless the faults are over by then."""
+        """Call `action` after the delay, unless the faults are over by then."""
 
         def unless_over() -> None:
             if not self._over:
@@ -127,7 +127,7 @@ class BrokerNemesis:
         self._world.after(delay_ns, unless_over)
 
     def heal(self) -> None:
-        """No more faults: everything runs and reaches everything."""
+        """End all faults: every node runs and reaches every other."""
         self._over = True
         self._tell("--", "the faults are over")
         self._fabric.end_all()
@@ -167,11 +167,11 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, self._start, node)
 
     def _rolling(self, fault: Fault, node: BrokerNode, left: int | None = None) -> None:
-        """Each node in turn, the next one when the one before is up again."""
+        """Restart each node in turn, the next one when the previous one is up again."""
         left = len(self._nodes) if left is None else left
         if left == 0:
             return
-        if not node.up or node.stopping:  # another fault has it; try the same one again
+        if not node.up or node.stopping:  # another fault is active on this node; retry later
             self._later(BETWEEN_ROLLING_NS, self._rolling, fault, node, left)
             return
         self._tell(node.name, "rolling: SIGTERM")
@@ -191,8 +191,8 @@ class BrokerNemesis:
             self._later(fault.lasts_ns, self._resume, node, node.starts)
 
     def _old_leader(self, fault: Fault) -> None:
-        """Others have elected a leader by the time it runs again, and it hears nothing of that.
-        One at a time: without a majority there is no other leader."""
+        """Pause a leader until the others have elected a new one, then let it run without hearing
+        of that. One at a time: without a majority there would be no other leader."""
         names = self._leaders() if self._world.now_ns >= self._old_until_ns else ()
         chosen = Random(fault.dice).choice(names) if names else ""
         for node in [one for one in self._nodes if one.name == chosen and one.up]:
@@ -213,8 +213,8 @@ class BrokerNemesis:
     # -- members
 
     def _wipe(self, fault: Fault, node: BrokerNode) -> None:
-        """Or damage: once in a run, since two lost disks of three may lose what was promised. A
-        removed node has an empty disk too, and may still count as a voter."""
+        """Wipe or damage a disk: once in a run, because two lost disks of three may lose what was
+        promised. A removed node has an empty disk too, and may still count as a voter."""
         runtime = node.runtime
         jetstream = None if runtime is None else runtime.jetstream
         if self._wiped or self._removing is not None or jetstream is None:
@@ -245,7 +245,7 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, self._start, node)
 
     def _damage_state(self, fault: Fault, node: BrokerNode, rng: Random) -> None:
-        """It is found when it is read: at a restart, or while the node runs."""
+        """Damage stored state. It is detected when it is read: at a restart, or while running."""
         running = rng.random() < 0.5
         blocks = node.disk.values
         if blocks.used and Random(fault.dice + 1).random() < BLOCK_FILES:
@@ -261,8 +261,9 @@ class BrokerNemesis:
             self._later(fault.lasts_ns, self._start, node)
 
     def _damage_database(self, fault: Fault, node: BrokerNode, rng: Random) -> None:
-        """Found when it is opened, or by a compaction, with which RocksDB refuses every write. The
-        compaction may be that of the start, beside a table of streams that cannot be read."""
+        """Damage the database. It is detected when it is opened, or by a compaction, after which
+        RocksDB refuses every write; that may be the compaction at startup, with an unreadable table
+        of streams."""
         self._wiped = True
         running = rng.random() < 0.5
         self._tell(node.name, f"database damage: {running=}, {_lasts(fault)}")
@@ -278,7 +279,7 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, self._start, node)
 
     def _damage_file(self, fault: Fault, node: BrokerNode) -> None:
-        """Not before a founding: then nobody else has the record."""
+        """Damage a small file. Not before the founding: no other node would have the record."""
         if node.up and not self._file_damaged and FOUNDING_FILE in node.disk.files:
             self._file_damaged = True
             node.kill(power=False)
@@ -294,8 +295,8 @@ class BrokerNemesis:
             spare.start()
 
     def _remove(self, fault: Fault, node: BrokerNode) -> None:
-        """Another node takes its place. This goes on when the faults are over: a node that was
-        removed serves nobody, and its computer gets an empty disk."""
+        """Remove a node; another one takes its place. This continues when the faults are over: a
+        removed node serves nobody, and its machine gets an empty disk."""
         if self._removing is None and not self._wiped:
             self._removing = node
             self._tell(node.name, "remove: for good")
@@ -378,7 +379,8 @@ class BrokerNemesis:
         self._fabric.reset_links(node.name)
 
     def _unsteady_return(self, fault: Fault, node: BrokerNode) -> None:
-        """What it fetches from its peers then, entries or snapshots, is interrupted."""
+        """Restart a node with unstable links, so that what it fetches from its peers (entries,
+        snapshots) is interrupted."""
         if not node.up:
             return
         node.kill(power=False)
@@ -423,7 +425,7 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, lambda: setattr(disk, name, False))
 
     def _clock_jump(self, fault: Fault, node: BrokerNode) -> None:
-        """Most clocks are right at any time: they are the time of the cluster."""
+        """Only a minority of clocks is wrong at any time: the majority defines cluster time."""
         wrong = self._wrong_clocks | {node.name}
         if len(self._nodes) > 1 and len(wrong) > (len(self._nodes) - 1) // 2:
             return
@@ -437,7 +439,7 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, self._set_right, node)
 
     def _boot_with_wrong_clock(self, fault: Fault, node: BrokerNode) -> None:
-        """It is not set right before the faults are over."""
+        """The clock stays wrong until the faults are over."""
         offset_ns = CLOCK_WRONG_NS if fault.strength >= 500 else -CLOCK_WRONG_NS
         self._tell(node.name, f"clock jump: by {offset_ns / NS} s, at a restart")
         node.set_clocks(wall_offset_ns=offset_ns)
@@ -469,5 +471,5 @@ def _lasts(fault: Fault) -> str:
 
 
 def _both(name: str, others: Sequence[str]) -> frozenset[tuple[str, str]]:
-    """The ways between a node and others, in both directions."""
+    """The paths between a node and others, in both directions."""
     return frozenset(pair for other in others for pair in ((name, other), (other, name)))

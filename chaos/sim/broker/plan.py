@@ -20,7 +20,7 @@ class Plan:
     nodes: int
     replicas_max: int  # of streams
     workloads: tuple[str, ...]
-    work_ns: int  # no fault begins later
+    work_ns: int  # no fault begins after this time
     script: tuple[Fault, ...]
     short_logs: bool  # logs are cut after a few entries, so that snapshots are needed
     small_queues: bool  # bounds of queues are reached (chaos/sim/broker/queue_bounds.py)
@@ -68,7 +68,7 @@ class Plan:
 
 
 def _drawn_work(seed: int) -> tuple[str, ...]:
-    rng = rng_for(seed, "workloads")  # apart: a new workload changes nothing else
+    rng = rng_for(seed, "workloads")  # its own generator: a new workload changes nothing else
     work = rng.sample(DRAWN, rng.randint(1, min(WORKLOADS_MAX, len(DRAWN))))
     added = [name for name, chance in LATER.items() if rng_for(seed, name).random() < chance]
     return (*added, *work)[:WORKLOADS_MAX]

@@ -42,7 +42,7 @@ BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
 
 
 def run_with_bug(seed: int, bug: str, *, tell: bool = False) -> RunOutcome:
-    """As run_broker_seed, with a bug in the code of all nodes and the work in which it shows."""
+    """Like run_broker_seed, with a bug in the code of all nodes and the workloads that show it."""
     with BROKER_BUGS[bug].installed():
         return run_broker_seed(seed, plan=plan_for_bug(seed, bug), tell=tell)
 

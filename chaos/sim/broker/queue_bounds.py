@@ -1,6 +1,6 @@
-"""The queues of every node, against their bounds.
+"""Checks the queues of every node against their bounds.
 
-Owns: which queues are looked at, and the small bounds with which some seeds run.
+Owns: which queues are checked, and the small bounds with which some seeds run.
 May not touch: the queues; their bounds are constants of the broker, replaced while a run lasts.
 Spec: every queue has a bound and a policy when it is reached. With the bounds of real nodes no
 simulated run would reach any, so some seeds run with bounds of a few kilobytes: there publishers
@@ -25,8 +25,8 @@ from raft.host import inbound
 from raft.host.host import Host
 
 LOOK_EVERY: Final = 16  # steps
-READ_BYTES: Final = 4 << 10  # more than one read of a client brings
-CLIENTS_MAX: Final = 16  # that publish to one stream through one node
+READ_BYTES: Final = 4 << 10  # upper bound of one read from a client
+CLIENTS_MAX: Final = 16  # clients that publish to one stream through one node
 HELD_BYTES: Final = 16 << 10
 BATCH_BYTES: Final = 8 << 10
 
@@ -58,15 +58,15 @@ SMALL_BOUNDS: Final = (
 
 
 class QueueBounds:
-    """The nodes of one run. Only what a node does itself fills its queues, so a node that had no
-    turn since the last look is not looked at again."""
+    """The nodes of one run. Only a node itself fills its queues, so a node that had no turn since
+    the last check is not checked again."""
 
     def __init__(self, nodes: Sequence[BrokerNode]) -> None:
         self._nodes = nodes
         self._seen: dict[str, tuple[NodeLoop | None, int]] = {}  # by node: its loop, and turns
 
     def over_bound(self) -> str:
-        """The first queue that holds more than it may, or nothing."""
+        """The first queue that exceeds its bound; empty: none does."""
         for node in self._nodes:
             loop = node.loop
             turns = (loop, 0 if loop is None else loop.turns)
@@ -116,7 +116,7 @@ def _clients(node: StreamNode) -> str:
 
 
 def _publishing(node: StreamNode) -> str:
-    """Publishers are paused when an outbox is over its bound: each may have sent one read more."""
+    """Publishers are paused when an outbox is over its bound: each may exceed it by one read."""
     batch = outbox_shell.BATCH_BYTES_MAX
     for outbox in node.outboxes._outboxes.values():
         core = outbox.core

@@ -57,7 +57,7 @@ def replay_report(replay: Replay) -> tuple[bool, str]:
 
 
 def shrunk_report(replay: Replay) -> str:
-    """For a run that fails: the smallest one that still does, told as a story."""
+    """For a run that fails: the story of the smallest run that still fails."""
     whole = replay.plan()
     found = shrink(whole, lambda plan: not replay.run(plan).ok)
     if replay.faults is None:

@@ -75,7 +75,7 @@ def run_broker_seed(seed: int, *, plan: Plan | None = None, tell: bool = False) 
 
 
 def leading_to(violation: str, journal: Journal) -> list[str]:
-    """The operations that the verdict names, or the last ones."""
+    """The operations that the violation names, or the last ones."""
     named = [one for one in journal.operations if _is_named(one, violation)]
     return [str(one) for one in (named or journal.operations)[-OPERATIONS_SHOWN:]]
 
@@ -148,7 +148,7 @@ def _outcomes(
 @contextmanager
 def fixed_hashes() -> Iterator[None]:
     """Processes that are started meanwhile iterate over sets in the same order every time. Nothing
-    should depend on it; if something does, it depends on it in the same way."""
+    should depend on that order; if something does, the run is still reproducible."""
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "0"
     try:

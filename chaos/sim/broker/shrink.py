@@ -1,9 +1,9 @@
-"""Shrink a failing run: leave out faults and workloads as long as it still fails.
+"""Shrinks a failing run: leaves out faults and workloads while it still fails.
 
 Owns: the order in which they are left out.
 May not touch: how a run is made.
 Spec: halves of the script first, then smaller parts, then single faults (delta debugging). The
-seed stays, so what is left still happens at its time."""
+seed stays, so the remaining faults happen at the same times."""
 
 from __future__ import annotations
 

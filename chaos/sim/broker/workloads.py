@@ -49,6 +49,7 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "retention": RetentionConsumers,
     "writers": BlockWriters,
 }
-# With this chance, drawn apart: seeds that do not use them keep their work. Add here.
+# New workloads go here, each with the probability that a seed uses it. It is drawn with a generator
+# of its own, so that seeds that do not use it keep their work.
 LATER: Final[Mapping[str, float]] = {"writers": 0.15}
 DRAWN: Final = tuple(sorted(WORKLOADS.keys() - LATER.keys()))

@@ -1,4 +1,4 @@
-"""Bugs of ack floors, of removals that overtake acks, and of what consumers remember.
+"""Bugs of ack floors, of removals that overtake acks, and of stored consumer state.
 
 Owns: the replaced functions.
 May not touch: anything while no bug is installed."""
@@ -46,7 +46,7 @@ def _take_late_ack(original: Callable[..., None]) -> object:
 
 def _nothing(_: object) -> object:
     def nothing(*_: Any) -> None:
-        """Left out."""
+        """Does nothing."""
 
     return nothing
 

@@ -27,7 +27,7 @@ WATCH: Final = ("key-value watch",)
 
 
 def _decode_first_config(original: Any) -> object:
-    """As if a checkpoint kept the configuration that the consumer was created with."""
+    """As if a checkpoint had the configuration that the consumer was created with."""
 
     def decode(cls: type[Consumer], stream: Any, blob: bytes) -> Consumer:
         consumer: Consumer = original.__func__(cls, stream, blob)
@@ -56,7 +56,7 @@ def _resume_at_update(original: Callable[..., None]) -> object:
 
 
 def _deliver_anyway(_: object) -> object:
-    """Until the next pump the engine does not know of the pause."""
+    """The engine does not know of the pause until the next pump."""
 
     def check_pause(self: Delivery, now: int) -> None:
         until = self.consumer.config.pause_until or 0
@@ -73,7 +73,7 @@ def _no_use(_: object) -> object:
 
 
 def _rest_in_use(_: object) -> object:
-    """Requests that wait do not count either."""
+    """Waiting requests do not count as use either."""
 
     def check_idle(self: Delivery, now: int) -> None:
         deadline, consumer = self._idle_deadline(), self.consumer
@@ -92,7 +92,7 @@ def _rest_by_the_local_clock(original: Callable[..., None]) -> object:
 
 
 def _serve_to_the_end(original: Callable[..., None]) -> object:
-    """As if a deletion that is in the log did not happen yet."""
+    """As if a deletion that is already in the log had not been proposed."""
 
     def check_idle(self: Delivery, now: int) -> None:
         original(self, now)
@@ -104,7 +104,7 @@ def _serve_to_the_end(original: Callable[..., None]) -> object:
 
 
 def _delete_here_only(original: Callable[..., None]) -> object:
-    """The leader deletes, and tells nobody."""
+    """The leader deletes the consumer without a log entry."""
 
     def check_idle(self: Delivery, now: int) -> None:
         before = len(self._effects)

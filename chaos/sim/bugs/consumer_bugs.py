@@ -77,7 +77,7 @@ def _resume_at_once(_: object) -> object:
 
 
 def _consumers_first(original: Callable[..., bool]) -> object:
-    """Of the entries that wait to be applied, the creations of consumers come first."""
+    """Of the entries that wait to be applied, apply the creations of consumers first."""
 
     def work_off(self: Applier, group: Group) -> bool:
         normal = [entry for entry in group.backlog if entry.kind is EntryKind.NORMAL]

@@ -117,7 +117,7 @@ def _id_of_the_name(original: Callable[..., NodeId]) -> object:
 
 
 def _check_no_block(original: Callable[..., bytes]) -> object:
-    """What RocksDB can read is taken for right."""
+    """Whatever RocksDB can read is taken to be correct."""
 
     def read_raw(self: Segments, files: Any, first_seq: int) -> bytes:
         try:

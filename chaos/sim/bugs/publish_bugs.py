@@ -29,7 +29,7 @@ from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 _PUBLISHES: Final = ("acked publishers",)
 _BATCHES: Final = ("batches",)
 _REGISTERS: Final = ("compare and set",)
-_RESENT: Final = ("slow link", "reset")  # batches are on their way when their link ends
+_RESENT: Final = ("slow link", "reset")  # batches are in flight when their link ends
 
 Resend = Callable[[OutboxCore, float], list[OutboxEffect]]
 

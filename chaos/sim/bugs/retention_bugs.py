@@ -19,7 +19,7 @@ RETENTION: Final = ("retention",)
 
 def _keep_cache(_: object) -> object:
     def consumers_changed(_self: ConsumerInterest) -> None:
-        """What the subjects of new consumers are is not looked up again."""
+        """Does not clear the cache of subjects when consumers change."""
 
     return consumers_changed
 

@@ -1,4 +1,4 @@
-"""Bugs of what is stored, and of what is lost: compression, logs that were given up.
+"""Bugs of storage and of lost data: compression, encryption, logs that were given up.
 
 Owns: the replaced functions.
 May not touch: anything while no bug is installed."""
@@ -20,7 +20,7 @@ Rewrite = Callable[[Segments, Segment, bytes], None]
 
 
 def _keep_packed(original: Rewrite) -> Rewrite:
-    """The compressed form that was made ahead of the checkpoint is still the one of before."""
+    """Keep the compressed form that was prepared for the checkpoint, although the block changed."""
 
     def rewrite(self: Segments, segment: Segment, raw: bytes) -> None:
         packed = segment.packed

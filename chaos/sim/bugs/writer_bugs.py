@@ -1,4 +1,4 @@
-"""Bugs of writers: watermarks that are forgotten, passed over or not looked at.
+"""Bugs of writers: watermarks that are lost, skipped or not checked.
 
 Owns: the replaced functions.
 May not touch: anything while no bug is installed."""

@@ -21,8 +21,8 @@ from chaos.sim.promises.stored import rows_of
 
 STREAM: Final = "MANAGED"
 SUBJECTS: Final = ("managed.1", "managed.2")
-LATE_S: Final = 30.0  # for as long a change that had no answer may still be made
-_UNCERTAIN: Final = {10008, 10005}  # no leader for now; what was asked may have been done
+LATE_S: Final = 30.0  # a change without an answer may still be made for this long
+_UNCERTAIN: Final = {10008, 10005}  # no leader at the moment; the request may have been carried out
 
 
 class StreamAdministration:
@@ -87,7 +87,7 @@ class StreamAdministration:
             await asyncio.sleep(0 if answered else LATE_S)
 
     async def _ask(self, client: WorkClient, operation: Operation, what: str, body: Any) -> Any:
-        """The answer, None if it is unknown what happened."""
+        """The answer; None if the outcome is unknown."""
         try:
             answer = await client.api(f"{what}.{STREAM}", body, timeout_s=ANSWER_WITHIN_S)
         except TimeoutError:

@@ -1,6 +1,6 @@
 """Batches: atomic and fast batches of several publishers, and messages repeated by their id.
 
-Owns: the stream and what is put into batches. A member of a batch names the batch and its place.
+Owns: the stream and the batches. The payload of a member names its batch and its position.
 May not touch: other workloads.
 Checks (promises/batches.py): an atomic batch is stored whole or not at all, a fast batch from its
 beginning, both in order and each member once; acks tell the truth; a message id is stored once."""
@@ -49,7 +49,7 @@ class BatchPublisher:
     # -- atomic ---------------------------------------------------------------------------------
 
     async def _atomic(self, name: str) -> None:
-        """Members without an answer are not waited for; the commit tells."""
+        """Does not wait for the answers to members; the answer to the commit counts."""
         rng, journal = self._rng, self._scene.journal
         members = rng.randint(1, 6)
         operation = journal.invoke(self._client.name, ATOMIC, batch=name, members=members)

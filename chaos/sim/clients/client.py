@@ -3,7 +3,7 @@
 Owns: one connection at a time, the subscriptions, the requests that wait for an answer.
 May not touch: nodes, except through a byte stream.
 Spec: NATS client protocol, as the official clients use it: subscriptions are repeated after a
-reconnect, requests that were under way are not."""
+reconnect, requests in flight are not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ClientMessage:
 
     @property
     def status(self) -> int:
-        """The status of a message without headers of its own, such as 503; 0: none."""
+        """The status in the header line, such as 503; 0: none."""
         line = self.headers[:16]
         return int(line[9:12]) if line.startswith(b"NATS/1.0 ") and line[9:12].isdigit() else 0
 
@@ -224,7 +224,7 @@ class SimClient:
     async def request(
         self, subject: bytes, data: bytes = b"", *, headers: bytes = b"", timeout_s: float = 5.0
     ) -> ClientMessage:
-        """Raises TimeoutError: nobody knows whether it was done."""
+        """Raises TimeoutError: whether it was carried out is unknown."""
         await self.until_connected()
         self._last_request += 1
         inbox = self._inbox + b"%d" % self._last_request
@@ -243,8 +243,8 @@ class SimClient:
         return b"_MANY.%b.%d" % (self.name.encode(), self._last_request)
 
     async def scan(self, request: ScanRequest, *, timeout_s: float) -> list[tuple[int, bytes]]:
-        """The rows of a bulk read from the node of this connection, which has no other request
-        under way. Raises ScanRefused, TimeoutError; the client then leaves the node."""
+        """The rows of a bulk read from the node of this connection, which must have no other
+        request in flight. Raises ScanRefused, TimeoutError; the client then leaves the node."""
         await self.until_connected()
         future: asyncio.Future[list[tuple[int, bytes]]] = self._loop.create_future()
         self._bulk = ScanAnswer(future)

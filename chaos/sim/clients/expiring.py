@@ -1,8 +1,8 @@
 """Messages that expire: by the age of the stream and by a time to live of their own, with limits.
 
-Owns: the stream, and when its messages are looked at.
+Owns: the stream, and when its messages are read.
 May not touch: other workloads.
-Checks: no message is gone before its time, none is there long after it, and limits hold."""
+Checks: no message disappears before its time, none exists long after it, and limits hold."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ExpiringMessages:
             self._scene.journal.ok(operation, found=False)
 
     async def _until_empty(self, client: WorkClient) -> None:
-        """Everything expires at last: if not, the clients do not finish."""
+        """Wait until everything has expired. If that never happens, the clients do not finish."""
         messages = 1
         while messages:
             await asyncio.sleep(0.5)

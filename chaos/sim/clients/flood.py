@@ -1,4 +1,4 @@
-"""Publishers that wait for nothing: bursts without acks, faster than a stream may take them.
+"""Publishers that do not wait: bursts without acks, faster than a stream can store them.
 
 Owns: the payloads; each is unique.
 May not touch: other workloads.
@@ -52,7 +52,7 @@ class Flood:
             last = journal.invoke(client.name, PUBLISH, subject="flooded", payload=payload)
             if await publish_recorded(self._scene, client, last, "flooded", payload):
                 return
-            await asyncio.sleep(RETRY_S)  # a disk that failed refuses at once
+            await asyncio.sleep(RETRY_S)  # a failed disk refuses immediately
 
     def check(self) -> None:
         rows = rows_of(self._scene.replicas(STREAM))

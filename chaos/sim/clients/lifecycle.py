@@ -2,10 +2,10 @@
 
 Owns: the stream and its lives. A payload names the life in which it was published.
 May not touch: other workloads.
-Checks: a new life begins empty, what is stored is stored as it was acked, and a publish on a
-connection that stays gets an answer, whether the stream is there or not.
-Not promised: that a side which has not heard of the delete stops acking at once. The table of
-streams is a group of its own, and a stream goes on without it."""
+Checks: a new life begins empty, messages are stored as they were acked, and a publish on a
+connection that stays open gets an answer, whether the stream exists or not.
+Not promised: that nodes which do not know of the delete yet stop acking immediately. The table of
+streams is a Raft group of its own, and a stream continues without it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class RebornStream:
             self._working = False
 
     async def _until_done(self, client: WorkClient, kind: str, what: str, body: Any) -> None:
-        """A delete that finds no stream is done: one without an answer was carried out."""
+        """Retry until it is done. A delete that finds no stream is done: an earlier attempt without
+        an answer was carried out."""
         done = False
         operation = self._scene.journal.invoke(client.name, kind, stream=STREAM)
         while not done:

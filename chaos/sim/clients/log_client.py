@@ -1,8 +1,8 @@
-"""Writes and reads of one stream, as a client does them, each journaled with what it was told.
+"""Writes and reads of one stream by a client, each journaled with its answer.
 
 Owns: how a request and its answer become an operation of the journal.
 May not touch: when and what workloads write and read; what answers mean (promises/log_answers.py).
-Only a refusal that names its reason is certain; any other answer leaves open what happened."""
+Only a refusal with a known reason is definite; after any other error the outcome is unknown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _END_OF_BATCH: Final = 204
 
 
 class LogClient:
-    """Reads return None when nobody knows: no answer, or no leader."""
+    """Reads return None if the result is unknown: no answer, or no leader."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class LogClient:
         self._journal.ok(operation, seqs=seqs, messages=messages)
 
     async def scan(self) -> None:
-        """A plan, then the bytes of everything from the node of this client."""
+        """Request a plan, then scan everything from the node of this client."""
         operation = self._read("last of all", "plan")
         try:
             plan = await self.client.api(f"STREAM.SCAN.PLAN.{self._stream}")
@@ -159,13 +159,13 @@ class LogClient:
             rows = await self.client.scan(request, timeout_s=self._within_s)
         except (TimeoutError, ScanRefused, ScanProtocolError, ConnectionError):
             return
-        # A block may hold rows behind the range; every reader trims them (broker/scan/protocol.py).
+        # A block may have rows after the range; every reader trims them (broker/scan/protocol.py).
         self._journal.ok(operation, messages=[row for row in rows if row[0] <= last])
 
     # -- requests -------------------------------------------------------------------------------
 
     def _deny(self, operation: Operation, err_code: int) -> None:
-        """The answer was an error; if it says that there is no such stream, it is an untruth."""
+        """The answer was an error. If it says that the stream does not exist, it is false."""
         if err_code == _NO_SUCH_STREAM:
             self._journal.failed(operation, denied=True)
 

@@ -1,4 +1,4 @@
-"""Mirrors and sources: streams of this cluster that copy another one while both change leaders.
+"""Mirrors and sources: streams that copy another one while the leaders of both change.
 
 Owns: the origins, their copies, and what is published into the origins.
 May not touch: other workloads.
@@ -65,7 +65,8 @@ class Mirrors:
             await asyncio.sleep(0.5)
 
     def _behind(self) -> bool:
-        """Also while a leader has damage that it has not met yet: this reads its store itself."""
+        """Whether a copy lags. Also true while a leader has damage that it has not detected yet:
+        this reads its store directly."""
         try:
             return self._any_behind()
         except BlockDamaged:

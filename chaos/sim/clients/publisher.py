@@ -24,11 +24,11 @@ from chaos.sim.world.virtual_time import NS
 STREAM = "PUBLISHED"
 SUBJECTS = ("published.1", "published.2")
 TIMED_STREAM = "TIMED"
-LIMIT_S = 1800  # longer than any run, shorter than a wrong clock is wrong
+LIMIT_S = 1800  # longer than any run, shorter than the error of a wrong clock
 
 
 class AckedPublishers:
-    """Some publishes carry a message id; after no answer such a publish is repeated, as a careful
+    """Some publishes carry a message id. Without an answer such a publish is repeated, as a careful
     application does."""
 
     def __init__(self, scene: Scene) -> None:

@@ -1,7 +1,7 @@
-"""One publish, as every workload makes and records it.
+"""One publish, as every workload sends and records it.
 
 Owns: what an answer of the broker means for the journal.
-May not touch: what is published, and what follows from the answer.
+May not touch: what is published, and how a workload reacts to the answer.
 Spec: without an answer it may be stored or not; after an error it is not."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Readers: every kind of get, on every node, of a stream that is written now and then.
 
-Owns: the stream and when it rests. Rests are longer than a group needs to fall asleep. Reads keep
-it awake, so in some runs readers rest as well, until they hear of a write. They stay on a node
-that is cut off from its peers: a leader that has lost its leadership must not answer them with old
+Owns: the stream and its idle times, which are longer than a group needs to fall asleep. Reads keep
+it awake, so in some runs readers are idle as well, until they are told of a write. They stay
+connected to a node that is cut off from its peers: a deposed leader must not answer them with old
 messages.
 May not touch: other workloads.
 Checks: no read is older than a write that was acked, or than another read, before it was invoked;
@@ -22,7 +22,7 @@ from chaos.sim.world.virtual_time import NS
 
 STREAM: Final = "READ"
 SUBJECTS: Final = ["read.1", "read.2"]
-IMPATIENT_S: Final = 0.7  # then a writer turns to another node, and a deposed leader hears nothing
+IMPATIENT_S: Final = 0.7  # then a writer moves to another node; a deposed leader does not notice
 
 
 class RestingReaders:

@@ -93,8 +93,8 @@ class MessageSchedules:
         )
 
     async def _until_fired(self, client: WorkClient, wanted: dict[str, int]) -> None:
-        """A schedule that stays fires at last: if not, the clients do not finish. `wanted`: how
-        many messages on which targets."""
+        """Wait until the schedules have fired. If that never happens, the clients do not finish.
+        `wanted`: target -> number of messages."""
         asked = {"subjects_filter": "scheduled.fired.>"}
         fired: dict[str, int] = {}
         while any(fired.get(target, 0) < count for target, count in wanted.items()):

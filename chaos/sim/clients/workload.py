@@ -67,15 +67,15 @@ class Scene(Protocol):
 
     @property
     def links_stay_up(self) -> bool:
-        """No fault of this run cuts or silences a link without an end that both sides notice."""
+        """Whether no fault of this run cuts or silences a link without both sides noticing."""
 
     @property
     def clock_error_ns(self) -> int:
-        """How far the time of messages may be wrong in this run."""
+        """The largest error of message times in this run."""
 
     @property
     def time_in_doubt(self) -> bool:
-        """The cluster could not know the time: it has one clock only, or a node said so."""
+        """Whether the cluster could not know the time: it has one clock only, or a node said so."""
 
     def now_ns(self) -> int:
         """The time of the world."""
@@ -94,12 +94,12 @@ class SimWorkload(Protocol):
     """Built for one run with its Scene."""
 
     def streams(self) -> Sequence[dict[str, Any]]:
-        """The configurations of the streams that must exist before it starts, and when it has
-        ended those that must exist then."""
+        """The configurations of the streams that must exist; called before the start and after the
+        end."""
 
     async def run(self) -> None:
-        """Works until it has done its share. Faults happen meanwhile, so every request may fail or
-        stay unanswered; it ends all the same, soon after the faults are over."""
+        """Runs until the work is done. Faults happen meanwhile, so every request may fail or stay
+        unanswered; it must end soon after the faults are over."""
 
     def check(self) -> None:
         """After the faults, when all replicas agree. Raises BrokenPromise."""

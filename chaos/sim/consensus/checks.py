@@ -1,4 +1,4 @@
-"""The safety checks: they see every step of every node and stop the run at the first violation.
+"""The safety checks: they observe every step of every node and end the run at the first violation.
 
 Owns: the ledger of committed entries, the leader and votes of each term, what was acknowledged.
 May not touch: the nodes under test; the checks only read.
@@ -74,11 +74,11 @@ class SafetyChecks:
         self._begun_with = begun_with
         self._nodes = nodes
         self.ledger: list[CommittedEntry] = []  # position i holds the entry at index i + 1
-        self.shown = 0  # the highest index that a client was told of, by an ack or by a read
+        self.shown = 0  # the highest index that a client has seen, by an ack or by a read
         self.counters: Counter[str] = Counter()
         self._committed_in: list[Term] = []
         self._leaders: dict[Term, NodeId] = {}
-        self._heard_of: set[Term] = set()  # terms whose leader has sent something to others
+        self._heard_of: set[Term] = set()  # terms whose leader has sent messages to others
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._entries: dict[tuple[Index, Term], tuple[bytes, EntryKind, Term | None]] = {}
         self._digests: dict[Index, bytes] = {}
@@ -99,8 +99,8 @@ class SafetyChecks:
 
     def _forget_terms(self, node: NodeId, last: Term) -> None:
         """The node has started with this term. The only member of a group may forget a term in
-        which it led, with the entries of that term (raft/DIVERGENCE.md), if nobody has heard of
-        it; then it leads that term again."""
+        which it led, with the entries of that term (raft/DIVERGENCE.md), if no other node has heard
+        of it; then it leads that term again."""
         forgotten = {term for term, leader in self._leaders.items() if leader == node}
         forgotten = {term for term in forgotten if term > last}
         if heard := forgotten & self._heard_of:

@@ -24,7 +24,7 @@ ACTIVE_US = 700 * MS
 
 
 class SimCluster:
-    """One run. To plant a bug, one of the last three arguments is another than its default."""
+    """One run. To plant a bug, pass another class for one of the last three arguments."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SimCluster:
     # -- clients
 
     def _leaders(self) -> list[SimNode]:
-        """The nodes that take themselves for the leader, the newest one last."""
+        """The nodes that believe they are the leader, the newest one last."""
         leaders = [node for node in self.nodes.values() if node.leads]
         return sorted(leaders, key=lambda node: node.core.term)
 

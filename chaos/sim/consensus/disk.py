@@ -1,13 +1,13 @@
-"""A simulated disk: writes are readable at once, but only flushed ones survive a crash.
+"""A simulated disk: writes are readable immediately, but only flushed ones survive a crash.
 
 Owns: the live image (what a reader sees), the durable image (what a power failure leaves), and the
-present faults of the disk.
+current faults of the disk.
 May not touch: the core, the rounds.
 Spec: the contract of raft/store/log_store.py: batches are written in order and flushed later. A
 power failure loses the writes that were not flushed, or keeps a prefix of them; in seeds with a
-harsh disk a write may be torn in the middle. A failed flush says nothing about what is on the disk,
-so it counts as a power failure. Rarely a bit of a flushed entry flips; its checksum shows that on
-restart."""
+harsh disk a write may be torn in the middle. After a failed flush it is unknown what is on the
+disk, so it counts as a power failure. Rarely a bit of a flushed entry flips; its checksum detects
+that at the restart."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DiskImage:
         return index <= self.log.snapshot().index or self.log.term(index) == term
 
     def members(self) -> Members | None:
-        """The latest configuration; None: as begun."""
+        """The latest configuration; None: the initial one."""
         if self.installing is not None:
             return self.installing.members
         known = self.log.configurations()
@@ -121,7 +121,7 @@ class DiskWrite:
 
 @dataclass(slots=True)
 class DiskTrouble:
-    """The present faults of one disk."""
+    """The current faults of one disk."""
 
     slow: bool = False
     stalled_until_us: int = 0  # no flush ends before this time

@@ -1,6 +1,6 @@
 """The faults of one seed: every rate, size and delay, drawn once before the run.
 
-Owns: Faults, and how it follows from a seed.
+Owns: Faults, and how they are drawn from a seed.
 May not touch: the running cluster (chaos/sim/consensus/nemesis.py injects the faults).
 Spec: rates vary by seed, so that some runs have only one kind of fault; extreme values are likely,
 because many bugs need two of them at once."""
@@ -131,8 +131,9 @@ class Faults:
 
 
 def _with_broken_links(faults: Faults, rng: Random) -> Faults:
-    """A read can be stale only if the links to the leader break. In some seeds little else does:
-    clients that read often keep the lease alive; if they rest in between, the group sleeps."""
+    """A read can be stale only if the links to the leader break, so in some seeds little else
+    breaks: clients that read often keep the lease alive; if they rest in between, the group
+    sleeps."""
     reading = rng.choices(("", "often", "seldom"), (70, 15, 15))[0]
     sleepy = faults.sleepy or bool(reading)
     weights = faults.weights | {"break_links": rng.choice((0, 1, 4)) if sleepy else 0}

@@ -199,8 +199,8 @@ class Nemesis:
         self._cut(others[:half], others[half:], both=True)
 
     def _break_links(self) -> None:
-        """The leader is cut off. The links break on the side of the others, which may also restart
-        and look for another leader at once; the leader notices nothing."""
+        """Cut off the leader. The links break on the side of the others, which may also restart and
+        elect another leader immediately; the old leader notices nothing."""
         leader = self._leader()
         others = [node for node in self._others(leader) if self._rng.random() < 0.9]
         self._cut([leader], others, both=True)
@@ -275,7 +275,7 @@ class Nemesis:
     def _change_members(self) -> None:
         leader = self._leader()
         if not self._nothing_lost():
-            return  # a member that may not vote could become a voter that is needed
+            return  # a recovering member, which may not vote, could become a needed voter
         nodes = list(self._nodes)
         self._rng.shuffle(nodes)
         size = self._rng.choices((1, 2, 3, 4, 5), (2, 3, 10, 4, 6))[0]

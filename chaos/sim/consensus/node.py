@@ -98,7 +98,7 @@ class SimNode:
 
     @property
     def running(self) -> bool:
-        """Whether the process is up, if only with a disk that has failed."""
+        """Whether the process is up, even if its disk has failed."""
         return self._rounds is not None
 
     @property
@@ -174,7 +174,7 @@ class SimNode:
         return self._environment.schedule.now_us / SECOND / self._clock_rate
 
     def check_log(self) -> None:
-        """A log with a damaged entry is given up; the leader sends it again."""
+        """Give up a log with a damaged entry; the leader sends it again."""
         damaged = self.disk.durable.damaged
         if damaged is not None:
             self._give_up_log(self.disk.durable, f"entry {damaged} is damaged")
@@ -199,8 +199,8 @@ class SimNode:
         self._reads.clear()
 
     def disk_failed(self) -> None:
-        """A write or a flush has failed: nobody knows what is on the disk. A group with its log on
-        this disk stops; one with its log in memory goes on, but cannot vote."""
+        """A write or a flush has failed: it is unknown what is on the disk. A group with its log on
+        this disk stops; one with its log in memory continues, but cannot vote."""
         faults, rng = self._environment.faults, self._rng
         self._disk_failed = True
         self._checks.count("failed disks")
@@ -239,7 +239,7 @@ class SimNode:
         self._paused = True
 
     def resume(self) -> None:
-        """Continue after a pause: events that came meanwhile are handled at once."""
+        """Continue after a pause: events that arrived meanwhile are handled now."""
         self._paused = False
         held_back, self._held_back = self._held_back, []
         for action, arguments in held_back:
@@ -317,8 +317,8 @@ class SimNode:
         self._quiescence.heard(node)
 
     def read(self, context: int, *, lease: bool) -> None:
-        """A client read, as raft/host/host.py serves it: at once if reads are current, otherwise
-        after a read barrier."""
+        """A client read, as raft/host/host.py serves it: immediately if reads are current,
+        otherwise after a read barrier."""
         if lease and self.reads_are_current():
             self._checks.read(self, self._checks.shown, barrier=False)
             return

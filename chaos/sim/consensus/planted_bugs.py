@@ -108,8 +108,8 @@ class CountsNewVotersOnly(LeaderState):
 
 
 class CountsRemovedMembers(Election):
-    """Section 6: an election is decided by the voters of the configuration in use. Here members
-    that were removed are asked as well, and a vote is a vote."""
+    """Section 6: an election is decided by the voters of the configuration in use. Here removed
+    members are asked as well, and their votes count."""
 
     __slots__ = ()
 

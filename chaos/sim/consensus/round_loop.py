@@ -28,8 +28,8 @@ RETRY_US = 50 * MS  # a refused write is retried within this time
 
 
 class SimGroup:
-    """The group of a node, as Rounds and Quiescence use it. When the core restarts, a new one is
-    made."""
+    """The group of a node, as Rounds and Quiescence use it. A new one is created when the core
+    restarts."""
 
     __slots__ = (
         "_disk",
@@ -109,14 +109,14 @@ class SimRoundLoop:
         self._environment = environment
         self._rng = rng
         self._scheduled = False
-        # A timer with another number than the present one was canceled.
+        # A timer with a number other than the current one was canceled.
         self._retry_timer = 0
         self._due_timer = 0
-        self._flush_due = False  # a timer runs for a flush that was put off
+        self._flush_due = False  # a timer runs for a postponed flush
         self._batches_unflushed = 0  # written since the last flush began
 
     def mark(self, group: SimGroup) -> None:
-        """The group may have a Ready: look at it in the next round."""
+        """The group may have a Ready: check it in the next round."""
         self._rounds.mark(group)
         self._schedule()
 
@@ -240,7 +240,7 @@ class SimRoundLoop:
         self._node.flush_ended()
         self._carry_out(self._rounds.flushed(number))
         if self._rounds.marked:
-            self._begin()  # what is committed now is applied at once
+            self._begin()  # apply what is committed now
         self._schedule()
 
     def _flush_in_time(self) -> None:

@@ -3,8 +3,8 @@
 Owns: when the state becomes durable and the log is compacted, the snapshots that have arrived, the
 order in which a snapshot replaces state and log.
 May not touch: the core's decision to install a snapshot, the rounds.
-Spec: raft/host/snapshots.py. First the state with a note about the snapshot, then the log; each is
-flushed before the next step. After a crash in between the log follows the state."""
+Spec: raft/host/snapshots.py. First the state with a record of the snapshot, then the log; each is
+flushed before the next step. After a crash in between, the log is moved forward to the state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SnapshotNode(Protocol):
 
 
 class SimSnapshots:
-    """Of one node, over all its restarts; `drop_received` when it loses its memory."""
+    """The snapshots of one node, across its restarts; `drop_received` when it loses its memory."""
 
     def __init__(
         self, node: SnapshotNode, disk: SimDisk, environment: SimEnvironment, rng: Random
@@ -126,7 +126,7 @@ class SimSnapshots:
         """The core wants a snapshot that has arrived to be installed."""
         state, members = self._received[meta]
         self._received.clear()
-        if self._in_memory:  # both at once, since nothing of it survives a crash
+        if self._in_memory:  # both in one step: nothing of it survives a crash
             replace_log = DiskWrite(install=state, members=members, replace_log=True)
         else:
             self._disk.write(DiskWrite(install=state, members=members))

@@ -26,18 +26,18 @@ from chaos.sim.world.virtual_time import EPOCH_NS, MS, NS
 STREAM: Final = "CHANGED"
 SUBJECTS: Final = ("changed.a", "changed.b")
 ANSWER_WITHIN_S: Final = 4.0
-LATE_S: Final = 30.0  # for as long a change that had no answer may still be made
-LONG_PAUSE_NS: Final = 36_000 * NS  # longer than any clock is wrong
+LATE_S: Final = 30.0  # a change without an answer may still be made for this long
+LONG_PAUSE_NS: Final = 36_000 * NS  # longer than the error of any clock
 SHORT_PAUSE_NS: Final = 2 * NS  # ends by itself
 ACK_WAITS_NS: Final = (700 * MS, 2 * NS)
-# In the end: what one message at a time leaves may take longer than a cluster has to settle.
+# At the end: with one message at a time, the rest would take longer than a cluster has to settle.
 SWIFT: Final = {"max_ack_pending": 1000, "ack_wait": ACK_WAITS_NS[0]}
 
 
 @dataclass(slots=True)
 class ChangedConsumer:
-    """`version` is in the description of the configuration. `certain_ns`: from then on no change
-    without an answer can be made any more."""
+    """`version` is in the description of the configuration. `certain_ns`: after this time, no
+    change without an answer can still be made."""
 
     record: ConsumerRecord
     version: int = 0
@@ -128,14 +128,14 @@ class ChangedConsumers:
             if rng.random() < 0.1:
                 client.disconnect()
         settled = False
-        while not settled:  # no change without an answer may come after the last ones
+        while not settled:  # no change without an answer may take effect after the last ones
             await asyncio.sleep(max(one.certain_ns - self._scene.now_ns(), 0) / NS)
             settled = await self._update(client, one, **SWIFT) and await self._pause(client, one, 0)
 
     async def _ask(
         self, client: WorkClient, one: ChangedConsumer, kind: str, subject: str, body: Any
     ) -> bool:
-        """Whether it was done for certain."""
+        """Whether it was certainly done."""
         journal = self._scene.journal
         operation = journal.invoke(client.name, kind, stream=STREAM, body=body)
         try:

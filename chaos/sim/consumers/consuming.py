@@ -69,7 +69,7 @@ async def publish_some(
 
 
 async def create_consumer(client: WorkClient, stream: str, config: dict[str, Any]) -> None:
-    """Ask until it is there."""
+    """Retry until it exists."""
     name = config.get("durable_name") or config["name"]
     while True:
         try:
@@ -84,7 +84,7 @@ async def create_consumer(client: WorkClient, stream: str, config: dict[str, Any
 
 
 async def delete_consumer(client: WorkClient, stream: str, name: str) -> None:
-    """Ask until it is gone."""
+    """Retry until it is deleted."""
     while True:
         try:
             answer = await client.api(f"CONSUMER.DELETE.{stream}.{name}")
@@ -106,8 +106,8 @@ async def fetch(
     heartbeat_s: float = 0.0,
     late_s: float = 1.0,
 ) -> Fetch:
-    """One pull request, until it ends, the connection is lost, or it has been silent for `late_s`
-    longer than it was to wait: a node may have held it until there was a leader."""
+    """One pull request, until it ends, the connection is lost, or nothing has arrived for `late_s`
+    longer than its expiry: a node may have held it until there was a leader."""
     await client.until_connected()
     result = Fetch()
     ended = asyncio.Event()

@@ -2,8 +2,8 @@
 
 Owns: the stream, its consumers, and when clients have used them.
 May not touch: other workloads.
-Checks: a consumer that rests for its threshold goes away, or the clients do not finish; one that a
-client has used less than the threshold ago is there."""
+Checks: a consumer that is unused for its threshold is deleted (otherwise the clients do not
+finish); one that a client has used less than the threshold ago exists."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ REFUSED: Final = (409, 503)  # a pull request that did not reach a leader that s
 
 @dataclass(slots=True)
 class UsedConsumer:
-    """One consumer of this name after the other. `used_ns`: at that moment, or later, its leader
-    served it."""
+    """The consumers of one name, one after the other. `used_ns`: its leader served it at that time
+    or later."""
 
     config: dict[str, Any]
     used_ns: int = 0
     there: int = 0  # the incarnation that was seen; 0: none
-    seen_at: int = 0  # the newest index at which it was looked for
-    over: int = 0  # the newest incarnation whose end was judged
+    seen_at: int = 0  # the newest index at which it was checked
+    over: int = 0  # the newest incarnation whose deletion was checked
     finished: bool = False
     ended_early: list[str] = field(default_factory=list)
 
@@ -51,13 +51,14 @@ class UsedConsumer:
         if at_index < self.seen_at:
             return  # the replica that has applied more is down, or this one is still replaying
         if incarnation <= self.over:
-            incarnation = 0  # a replica that does not know yet what a client was told
+            incarnation = 0  # this replica has not applied a deletion that a client knows of
         if self.there and self.there != incarnation:
             self._judge(now_ns - self.used_ns)
         self.there, self.seen_at = incarnation, at_index
 
     def told_gone(self) -> None:
-        """A client was told so. The end is judged, as far as a replica that is up knows of it."""
+        """A client was told that the consumer is gone. The deletion is checked once a running
+        replica shows it."""
         self.over = max(self.over, self.there)
         self.there = 0
 
@@ -120,7 +121,7 @@ class InactiveConsumers:
 
     async def _use(self, client: WorkClient, one: UsedConsumer) -> None:
         rng = self._scene.rng
-        if rng.random() < 0.1:  # as late as its deletion is proposed
+        if rng.random() < 0.1:  # just when its deletion is proposed
             await asyncio.sleep(one.config["inactive_threshold"] / NS + rng.random())
         began_ns, leader = self._scene.now_ns(), self._leader()
         fetched = await fetch(
@@ -135,7 +136,7 @@ class InactiveConsumers:
         await asyncio.sleep(0.05)
 
     async def _rest(self, client: WorkClient, one: UsedConsumer) -> None:
-        """Until it is gone. To ask for it is no use of it."""
+        """Wait until it is deleted. Consumer info does not count as use."""
         while True:
             await asyncio.sleep(0.3)
             try:
@@ -149,8 +150,8 @@ class InactiveConsumers:
                 return
 
     def _leader(self) -> str | None:
-        """The only node that leads, if none is known to have led later. What an older leader
-        serves is no use in the eyes of the next one."""
+        """The only node that leads, if none is known to have led later. What an older leader serves
+        does not count as use for the next one."""
         replicas = self._scene.replicas(STREAM)
         leading = [name for name, replica in replicas.items() if replica.is_leading]
         if len(leading) != 1 or replicas[leading[0]].term < self._newest_term:
@@ -158,7 +159,7 @@ class InactiveConsumers:
         return leading[0]
 
     async def _watch(self) -> None:
-        """Notices when a consumer goes away, and judges it."""
+        """Detects when a consumer was deleted, and checks whether it was due."""
         while not all(one.finished for one in self._consumers):
             self._notice()
             await asyncio.sleep(LOOK_EVERY_S)

@@ -45,9 +45,9 @@ class Revision:
 
 @dataclass(slots=True)
 class KeyWatcher:
-    """`early`: it watches since before the first put. `begun_with` and `seen_with`: the number of
-    the consumer that was created first, and of the one that brought the first message. When they
-    differ, only the last revision of each key was due at first."""
+    """`early`: it has watched since before the first put. `begun_with` and `seen_with`: the numbers
+    of the first consumer, and of the one that delivered the first message. If they differ, only the
+    last revision of each key had to be delivered at first."""
 
     client: WorkClient
     early: bool
@@ -126,7 +126,7 @@ class KeyValueWatch:
             await asyncio.sleep(self._gap_s * 2 * rng.random())
 
     async def _put(self, client: WorkClient, key: str, value: bytes, headers: bytes) -> int:
-        """The revision, 0 if it is not known."""
+        """The revision, 0 if it is unknown."""
         try:
             answer = await client.request(f"{PREFIX}{key}".encode(), value, headers=headers)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Pull consumers: several clients fetch from a few consumers, and answer in every way there is.
+"""Pull consumers: several clients fetch from a few consumers, and use every kind of ack.
 
 Owns: the consumers of its stream, and a client that waits for nothing.
 May not touch: other workloads; what clients answer is in pull_workers.py.
@@ -90,7 +90,7 @@ class PullConsumers:
                 client, STREAM, name, batch=1, expires_s=LONG_PULL_S, late_s=LATE_S
             )
             self._pulls.append((invoked_ns, self._scene.now_ns(), fetched))
-            await asyncio.sleep(0.05)  # a node that does not know the stream refuses at once
+            await asyncio.sleep(0.05)  # a node that does not know the stream refuses immediately
 
     def check(self) -> None:
         check_records(self.records, self._scene.replicas(STREAM))

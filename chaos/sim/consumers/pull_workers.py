@@ -1,4 +1,4 @@
-"""Clients that fetch from pull consumers and answer in every way there is, until nothing is left.
+"""Clients that fetch from pull consumers and use every kind of ack, until nothing is left.
 
 Owns: what these clients decide about each message, and when a consumer has nothing left to do.
 May not touch: the stream and its consumers, which a workload creates."""
@@ -76,9 +76,9 @@ class PullWorkers:
         if record.config["ack_policy"] == "none":
             return
         if self.over and choice < 0.7:
-            choice = rng.random() * 0.5  # come to an end
+            choice = rng.random() * 0.5  # only choices that settle the message
         if choice < 0.25:
-            if rng.random() < 0.3:  # an ack whose sender then wants to be sure
+            if rng.random() < 0.3:  # a plain ack before the double ack
                 self._ack(client, record, received, b"+ACK")
                 await asyncio.sleep(0.002)
             await self._double_ack(client, record, received)

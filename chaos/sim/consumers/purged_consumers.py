@@ -1,4 +1,4 @@
-"""Purges and deletions while clients fetch and ack: what a removal overtakes must not matter.
+"""Purges and deletions while clients fetch and ack: a removal may overtake acks and deliveries.
 
 Owns: the stream, its consumers, and what is removed from it.
 May not touch: other workloads; what clients answer is in pull_workers.py.

@@ -2,7 +2,7 @@
 
 Owns: the stream, its consumers, and which of them is entitled to which message.
 May not touch: other workloads; what clients answer is in pull_workers.py.
-Checks: a message is let go only if a client of every consumer entitled to it has acked it, judged
+Checks: a message is removed only if a client of every consumer entitled to it has acked it; judged
 by what clients sent and received, not by what the broker recorded."""
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class RetentionConsumers:
         return record
 
     async def _come_and_go(self, tasks: asyncio.TaskGroup, workers: PullWorkers) -> None:
-        """A work queue has one consumer for each subject: the next one comes when one has gone."""
+        """A work queue has one consumer per subject: a new one is created when the old one is
+        deleted."""
         rng = self._scene.rng
         for _ in range(self._changes):
             await asyncio.sleep(self._change_gap_s * rng.random() * 2)
@@ -120,7 +121,7 @@ class RetentionConsumers:
                 raise BrokenPromise(f"{record.title}: acks of {sorted(late)} were confirmed")
 
     def _entitled(self, record: ConsumerRecord, message: Published) -> bool:
-        """For certain: it was there before the publish, and has stayed."""
+        """Whether it certainly was: it existed before the publish, and was not deleted."""
         wants = record.config.get("filter_subject", message.subject) == message.subject
         stays = record.name not in self._left
         return wants and stays and 0 < record.created_ns < message.invoked_ns

@@ -1,1 +1,1 @@
-"""What the broker promises: checks over the journal of the clients and the state of all nodes."""
+"""Checks of what the broker promises, on the journal of the clients and the state of all nodes."""

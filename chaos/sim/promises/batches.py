@@ -56,7 +56,7 @@ def _check_fast(stream: str, operation: Operation, places: Places) -> None:
         raise BrokenPromise(f"{told} is not stored in order, each once: {places}")
     if fields["gap"] == "fail" and numbers != list(range(1, len(numbers) + 1)):
         raise BrokenPromise(f"{told} has a gap: {places}")
-    if not fields.get("whole"):  # the client lost its connection, so it may not know of gaps
+    if not fields.get("whole"):  # the client lost its connection and may have missed gap replies
         return
     lost = {number for first, after in fields["gaps"] for number in range(first, after)}
     missing = set(range(1, acked + 1)) - lost - set(numbers)

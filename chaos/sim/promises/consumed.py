@@ -1,4 +1,4 @@
-"""Promises about consumers, judged after the faults: everything was delivered, no number went back.
+"""Promises about consumers, checked after the faults: all was delivered, no ack floor went back.
 
 Owns: the rules, and what a workload records about one consumer.
 May not touch: running nodes; it reads the state that replicas ended with."""
@@ -13,7 +13,7 @@ from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.world.virtual_time import NS
 
-LINKS_FAIL_NS = 10 * NS  # by then a node has noticed that another one is gone
+LINKS_FAIL_NS = 10 * NS  # a node detects a lost node within this time
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Received:
 
 @dataclass(slots=True)
 class Fetch:
-    """One pull request. `told`: it ended with a full batch or a status, not by silence."""
+    """One pull request. `told`: it ended with a full batch or a status, not without an answer."""
 
     messages: list[Received] = field(default_factory=list)
     status: int = 0
@@ -83,8 +83,8 @@ def check_replicas(record: ConsumerRecord, replicas: Mapping[str, SeenReplica]) 
 
 
 def check_floors(record: ConsumerRecord) -> None:
-    """The ack floor of consumer info never goes back. Without acks there is none to promise: the
-    position is replicated now and then."""
+    """The ack floor of consumer info never goes back. Without acks there is no such promise: the
+    position is replicated only now and then."""
     if record.config["ack_policy"] == "none":
         return
     for before, after in zip(record.infos, record.infos[1:], strict=False):
@@ -96,8 +96,8 @@ def check_floors(record: ConsumerRecord) -> None:
 def check_consumed(
     record: ConsumerRecord, replicas: Mapping[str, SeenReplica], *, removals: bool = False
 ) -> None:
-    """Every message that the consumer selects was received; its numbers are those of the end.
-    `removals`: messages may be gone that were received."""
+    """Every message that the consumer selects was received, and its final numbers are consistent.
+    `removals`: received messages may have been removed."""
     replica = next(replica for replica in replicas.values() if replica.is_leading)
     store, consumer = replica.stream.store, replica.stream.consumers[record.name]
     stored = (store.get(seq) for seq in range(store.first_seq, store.last_seq + 1))
@@ -106,7 +106,7 @@ def check_consumed(
     if not removals and (strange := received - wanted):
         raise BrokenPromise(f"{record.title}: received {sorted(strange)}, which it does not select")
     config = record.config
-    if config["ack_policy"] == "none":  # a new leader may begin again a little before the end
+    if config["ack_policy"] == "none":  # a new leader may resume a little before the end
         return
     surely = config["ack_policy"] == "explicit" and config.get("max_deliver", -1) < 0
     # A publish without an answer may be stored after the clients have seen the end and left.
@@ -128,8 +128,8 @@ def check_consumed(
 def check_pulls_told(
     pulls: Sequence[tuple[int, int, Fetch]], healed_ns: int, *, links_stay_up: bool
 ) -> None:
-    """A pull request that waited at a leader that is gone ends with a status. `pulls`: when each
-    began and ended. One that was lost with a link shortly before its own expiry needs none."""
+    """A pull request that waited at a lost leader ends with a status. `pulls`: when each began and
+    ended. One that was lost with a link shortly before its own expiry needs none."""
     for began_ns, ended_ns, fetched in pulls:
         if fetched.told or fetched.connection_lost:
             continue

@@ -1,10 +1,10 @@
 """Promises about the state of consumers, checked whenever a replica has applied entries.
 
 Owns: the ack floors that were seen, by the index at which they were applied.
-May not touch: replicas; a function of the host is wrapped while a run lasts and does what it does.
+May not touch: replicas; a function of the host is wrapped during a run, without changing it.
 Spec: broker/jetstream/consumer/ack_floor.py states the invariants. A floor falls only by a reset,
-which begins another epoch; the observer remembers floors over crashes and changes of leader."""
-# ruff: noqa: SLF001 - whether an engine has something under way, only its own fields tell
+which begins another epoch; the observer keeps floors across crashes and changes of leader."""
+# ruff: noqa: SLF001 - only private fields show whether an engine is idle
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class ConsumerStates:
         return apply_entries
 
     def _went_back(self, replica: AppliedReplica, consumer: Consumer) -> str:
-        """A replica that is behind has a floor that is not above the newest one."""
+        """Whether a floor went back. A replica that lags must not have a higher floor than the
+        newest one."""
         key = (replica.group, consumer.name, consumer.epoch)
         index, floor = replica.stream.applied, consumer.state.floor
         newest = self._newest.get(key)
@@ -95,7 +96,7 @@ def inconsistent(state: AckFloor) -> str:
 def _unlike(engine: Delivery) -> str:
     """How the live state at the leader differs from the replicated one. Its floor may be lower: an
     ack that replicas apply after the next delivery raises their floor to just below that one. It
-    may not be higher: it is shown to clients, and the next leader would show another one."""
+    may not be higher: clients see it, and the next leader would show a lower one."""
     live, replicated = engine._cursor.live, engine.consumer.state
     (numbers, *sets), (others, *other_sets) = live.pack(), replicated.pack()
     lower = live.floor[0] <= replicated.floor[0] and live.floor[1] <= replicated.floor[1]
@@ -106,8 +107,8 @@ def _unlike(engine: Delivery) -> str:
 
 
 def live_differs(replicas: Mapping[str, SeenReplica]) -> str:
-    """When nothing is under way: a consumer whose live state is not the replicated one. Without
-    acks the position is replicated now and then only."""
+    """When all engines are idle: a consumer whose live state differs from the replicated one.
+    Without acks the position is replicated only now and then."""
     leading = next((one.leading for one in replicas.values() if one.leading is not None), None)
     if leading is None or leading.closed:
         return ""
@@ -116,7 +117,7 @@ def live_differs(replicas: Mapping[str, SeenReplica]) -> str:
 
 
 def _differs_at_rest(replica: AppliedReplica) -> str:
-    """As `live_differs`, for engines that have nothing to replicate and nothing under way."""
+    """Like `live_differs`, for engines that have nothing to replicate and nothing in flight."""
     leading = replica.leading
     if leading is None or leading.closed or leading is replica.refused:
         return ""

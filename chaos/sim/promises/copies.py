@@ -65,7 +65,7 @@ def behind(
     origin: str,
     wanted: str,
 ) -> bool:
-    """The copy has not reached the end of its origin, or one of them has no leader."""
+    """Whether the copy has not reached the end of its origin, or one of them has no leader."""
     if not all(any(one.is_leading for one in side.values()) for side in (copy, original)):
         return True
     last = max((row.seq for row in _selected(stored_rows(original), wanted)), default=0)
@@ -86,8 +86,8 @@ def check_mirror(
     *,
     up_to: int,
 ) -> None:
-    """Equal in sequence, subject, headers, data and time. A publish without an answer may be stored
-    in the origin after `up_to`, when nobody waits for the copy any more."""
+    """Equal in sequence, subject, headers, data and time. Only up to `up_to`: a publish without an
+    answer may be stored in the origin later, when the copy is no longer waited for."""
     found = stored_rows(copy)
     up_to = max([up_to, *(row.seq for row in found)])
     expected = [row for row in _selected(stored_rows(original), wanted) if row.seq <= up_to]

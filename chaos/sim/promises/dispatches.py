@@ -1,10 +1,10 @@
-"""Promises about deliveries, judged at the moment a leader makes them.
+"""Promises about deliveries, checked when a leader makes them.
 
-Owns: what each leader has sent, and what clients were told about their acks.
-May not touch: deliveries; it watches `Delivery.pump` of every node.
-Spec: only the newest leader is judged. One that was deposed and does not know it yet may deliver
-what the new one has settled: clients cannot be spared that without a round trip per delivery."""
-# ruff: noqa: SLF001 - what the leader itself knows of acks, only its own fields tell
+Owns: what each leader has sent, and which acks were confirmed to clients.
+May not touch: deliveries; it observes `Delivery.pump` of every node.
+Spec: only the newest leader is checked. A deposed leader that does not know it yet may deliver what
+the new one has settled: preventing that would need a round trip per delivery."""
+# ruff: noqa: SLF001 - only private fields show what the leader knows of acks
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Dispatches:
         self._confirmed.setdefault((stream, consumer, seq), self._now_ns())
 
     def nak(self, stream: str, consumer: str, seq: int, delay_ns: int = 0) -> None:
-        """A client asks for another delivery, at once or after a delay."""
+        """A client asks for a redelivery, immediately or after a delay."""
         message = (stream, consumer, seq)
         if delay_ns:
             self._nak_delays[message] = min(delay_ns, self._nak_delays.get(message, delay_ns))
@@ -64,8 +64,8 @@ class Dispatches:
             self._naks[message] += 1
 
     def timed(self, stream: str, consumer: str, *, least_ns: int = 0) -> None:
-        """Nothing but naks and the ack wait leads to redeliveries of this consumer. `least_ns`: the
-        shortest wait that an update gives it."""
+        """Only naks and the ack wait cause redeliveries of this consumer. `least_ns`: the shortest
+        wait that an update gives it."""
         self._timed[stream, consumer] = least_ns
 
     def paused(self, stream: str, consumer: str) -> None:
@@ -98,14 +98,14 @@ class Dispatches:
                 self._broken(f"{stream} > {consumer.name}: {node} {fault}")
 
     def _deposed(self, own: SeenReplica, replicas: Mapping[str, SeenReplica]) -> bool:
-        """Another one led later, though it may be down by now."""
+        """Whether another replica led later, even if it is down by now."""
         terms = (one.term for one in replicas.values() if one.group == own.group)
         newest = max(self._newest.get(own.group, 0), *terms)
         self._newest[own.group] = newest
         return own.term < newest
 
     def _judge(self, engine: Delivery, seq: int, deliveries: int) -> str:
-        """What is wrong with this delivery, or nothing."""
+        """What is wrong with this delivery; empty: nothing."""
         consumer = engine.consumer
         state, most = consumer.state, consumer.config.max_deliver
         message = (consumer.stream.config.name, consumer.name, seq)
@@ -157,7 +157,7 @@ class Dispatches:
 
 @contextmanager
 def watched_deliveries(dispatches: Dispatches) -> Iterator[None]:
-    """While this holds, `dispatches` sees what every delivery engine sends."""
+    """Inside this context, `dispatches` sees what every delivery engine sends."""
     pump = Delivery.pump
 
     def watched(self: Delivery, now: int) -> Any:

@@ -1,10 +1,10 @@
 """Promises of consensus, checked at every step of every node: one leader per term, one history.
 
 Owns: who led which term, and which entry every index of every group was committed with.
-May not touch: the nodes. Two functions of the real host are wrapped while a run lasts; they do what
-they always do.
-Spec: Raft, figure 3: election safety, state machine safety. The observer remembers what was seen
-before crashes, so nothing committed may come back as something else."""
+May not touch: the nodes. Two functions of the real host are wrapped during a run, without changing
+them.
+Spec: Raft, figure 3: election safety, state machine safety. The observer keeps what was seen before
+crashes, so that a committed entry that changes is detected."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Owns: the list of operations, with the times of a clock: virtual ones in the simulator.
 May not touch: clients, nodes.
-Spec: an operation is ok, failed for certain, or unknown (no answer). Checks judge the journal
-afterwards; nothing else tells what was promised."""
+Spec: an operation is ok, definitely failed, or unknown (no answer). The checks use the journal
+afterwards; it is the only record of what was promised."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Result(Enum):
 
 @dataclass(slots=True)
 class Operation:
-    """`kind` and `fields` say what was asked; `answer` what was told."""
+    """`kind` and `fields` are the request; `answer` is the answer."""
 
     number: int
     client: str
@@ -68,7 +68,7 @@ class Journal:
         operation.answer = answer
 
     def failed(self, operation: Operation, **answer: Any) -> None:
-        """For certain: it was not done and will not be."""
+        """Definite: it was not done and will not be."""
         operation.result = Result.FAILED
         operation.completed_ns = self._world.now_ns
         operation.answer = answer

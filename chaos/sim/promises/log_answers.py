@@ -1,4 +1,4 @@
-"""What the answers to writes and reads of one stream say about its log.
+"""Checks the answers to writes and reads of one stream against its log.
 
 Owns: the meaning of the answers that clients/log_client.py journals.
 May not touch: running nodes; the order of the answers (log_order.py)."""

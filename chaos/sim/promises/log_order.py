@@ -31,7 +31,7 @@ END = 2**62  # after all writes
 
 @dataclass(slots=True)
 class TrueWithin:
-    """The answer of the operation was true between these positions of the log, both included."""
+    """The answer of the operation was true between these log positions, both included."""
 
     operation: Operation
     lo: int
@@ -116,21 +116,21 @@ class WrittenLog:
         return TrueWithin(operation, row.seq, row.seq, writes=True)
 
     def last_was(self, operation: Operation, subject: str, seq: int) -> TrueWithin:
-        """`seq` is told to be the last sequence of a subject, of all subjects if it is empty; 0:
-        there is none."""
+        """The answer says that `seq` was the last sequence of a subject, or of all subjects if it
+        is empty; 0: there was none."""
         row = self.rows.get(seq)
         if seq and (row is None or (subject and row.subject != subject.encode())):
             raise BrokenPromise(f"{self.stream}: {_told(operation)}, but this was never written")
         return TrueWithin(operation, seq, self._after(seq, subject) - 1)
 
     def existed(self, operation: Operation, seq: int, *, found: bool) -> TrueWithin:
-        """A message is told to be there, or not."""
+        """The answer says that a message exists, or does not."""
         if found and seq not in self.rows:
             raise BrokenPromise(f"{self.stream}: {_told(operation)}, but this was never written")
         return TrueWithin(operation, seq if found else 0, END if found else seq - 1)
 
     def all_of(self, operation: Operation, parts: Iterable[TrueWithin]) -> TrueWithin:
-        """Several things are told to be true at the same time."""
+        """The answer says that several facts were true at the same time."""
         both = list(parts)
         lo, hi = max(one.lo for one in both), min(one.hi for one in both)
         if lo > hi:

@@ -1,4 +1,4 @@
-"""Promises about purges and deletes: what they removed stays away, and nothing else is removed.
+"""Promises about purges and deletes: what they removed stays removed, and nothing else is.
 
 Owns: the rules.
 May not touch: running nodes; it reads what they stored after the faults are over.
@@ -74,7 +74,7 @@ def _must_remove(removal: Operation, one: Operation) -> bool:
 def _check_refused_deletes(
     stream: str, ours: Sequence[Operation], removals: Sequence[Operation]
 ) -> None:
-    """A delete of a message that nobody else removed is not told that there is none."""
+    """A delete of a message that nothing else removed is not answered with "not found"."""
     published = {
         one.answer["seq"]: one for one in ours if one.kind == PUBLISH and one.result is Result.OK
     }

@@ -1,4 +1,4 @@
-"""Promises about stored messages: an acked publish is stored exactly once, where the ack said.
+"""Promises about stored messages: an acked publish is stored exactly once, at the acked sequence.
 
 Owns: the rules.
 May not touch: running nodes; it reads what they stored after the faults are over."""

@@ -15,7 +15,7 @@ from chaos.sim.promises.journal import Operation, Result
 from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.world.virtual_time import EPOCH_NS, NS
 
-# Clocks that drift, and those that are not wrong by much, may move the time by so much.
+# Drifting clocks, and those that are only slightly wrong, may shift cluster time by this much.
 TOLERANCE_NS: Final = 2 * NS
 
 

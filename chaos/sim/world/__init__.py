@@ -1,1 +1,1 @@
-"""A simulated computer room: event loops on virtual time, links, disks. Whole nodes run in it."""
+"""Simulated machines: event loops on virtual time, links, disks. Whole nodes run on them."""

@@ -1,9 +1,9 @@
 """A simulated TCP connection between a client and a node.
 
-Owns: the bytes under way in both directions, and how the end of one side reaches the other.
+Owns: the bytes in flight in both directions, and the propagation of a close.
 May not touch: what the bytes mean.
-Spec: asyncio.Transport as far as broker/server/client uses it. Bytes arrive in order, in other
-pieces than they were sent; when a side is gone, what it had sent may or may not arrive."""
+Spec: asyncio.Transport as far as broker/server/client uses it. Bytes arrive in order, in different
+pieces than they were sent; when one side is gone, what it had sent may or may not arrive."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ByteStream:
         self._loop: NodeLoop | None = None
         self._transport: ServerEnd | None = None
         self._early: list[bytes] = []  # what the client sent before the server accepted it
-        self._left_early = False  # and whether it has left again by then
+        self._left_early = False  # the client left before that
         self._to_server_ns = self._to_client_ns = 0
         self.closed = False
 
@@ -70,12 +70,12 @@ class ByteStream:
             self._loop.call_soon(self._protocol.connection_lost, error)
 
     def server_gone(self) -> None:
-        """The process or its connection has ended: the client learns it a little later."""
+        """The process or its connection has ended: the client is told a little later."""
         arrives = max(self._world.now_ns + self._delay_ns(), self._to_client_ns + 1)
         self._world.at(arrives, self._lost)
 
     def server_half_closed(self) -> None:
-        """The server sends nothing more but still reads: the client leaves when it learns it."""
+        """The server sends nothing more but still reads: the client leaves when it is told."""
         arrives = max(self._world.now_ns + self._delay_ns(), self._to_client_ns + 1)
         self._world.at(arrives, self._left_by_server)
 

@@ -4,8 +4,8 @@ Owns: two images of every column, the live one and the durable one, and the writ
 May not touch: what keys and values mean.
 Spec: rocksdict as far as raft/store and broker/store use it. A write with the write-ahead log is
 durable after `flush_wal`; one without it after a flush of its column. A crash keeps a prefix of
-the writes that were not durable, separately for each of the two kinds: RocksDB may have written
-more than it was asked to, but never a later write without an earlier one."""
+the writes that were not durable, separately for each of the two kinds: RocksDB may have persisted
+more than was requested, but never a later write without an earlier one."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class DatabaseFiles:
     write_fails: bool = False
     flush_fails: bool = False
     condemned: str = ""  # why it cannot be opened
-    corrupt: bool = False  # RocksDB meets a damaged file with the next write
+    corrupt: bool = False  # RocksDB finds a damaged file at the next write
 
     def write(self, changes: list[Change], *, logged: bool) -> None:
         if self.write_fails:
@@ -157,11 +157,11 @@ class DatabaseFiles:
         del self.unlogged[:count]
 
     def damage(self, rng: Random) -> str:
-        """What the disk holds of the state is not what was written to it: a value that RocksDB
-        cannot read, a block that it takes for right, or two places that hold neither the old nor
-        the new value, because a write went to the wrong one. (RocksDB has one checksum for a key
-        and its value, so none is ever found under another key.) Returns what is damaged, and
-        nothing if no messages are stored yet."""
+        """Damage the stored state: a value that RocksDB cannot read, a block that it accepts but
+        whose content is wrong, or two places with neither the old nor the new value, because a
+        write went to the wrong place. (RocksDB has one checksum for a key and its value, so a value
+        is never found under another key.) Returns what is damaged; empty if no messages are stored
+        yet."""
         images = [self.durable["state"], self.live["state"]]
         both = sorted(images[0].values.keys() & images[1].values.keys())
         stored = sorted({key[:8] for key in both if key[8:9] == b"b"})  # groups of streams
@@ -183,12 +183,12 @@ class DatabaseFiles:
         return f"{how}, {chosen.hex()}"
 
     def damage_group(self, group: int) -> None:
-        """No record of it can be read."""
+        """Make all records of the group unreadable."""
         for image in (self.durable["state"], self.live["state"]):
             image.damaged |= {one for one in image.values if one[:8] == group.to_bytes(8, "big")}
 
     def holds(self, text: bytes) -> bool:
-        """Whether a value has it anywhere."""
+        """Whether any value contains the text."""
         images = (*self.live.values(), *self.durable.values())
         return any(text in value for image in images for value in image.values.values())
 
@@ -214,11 +214,11 @@ def _apply(images: dict[str, ColumnImage], changes: list[Change]) -> None:
 
 
 class DiskFault(OSError):
-    """The simulated disk has refused."""
+    """An injected fault of the simulated disk."""
 
 
 def is_injected(error: BaseException) -> bool:
-    """Whether a fault of the simulated disk is what caused it."""
+    """Whether a fault of the simulated disk caused it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, DiskFault | CorruptFile):
         if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
@@ -228,11 +228,11 @@ def is_injected(error: BaseException) -> bool:
 
 
 class DamagedValue(Exception):
-    """As rocksdict raises it: a plain exception whose text says what is wrong."""
+    """Like rocksdict's: a plain exception whose text describes the problem."""
 
 
 class CorruptFile(DamagedValue):
-    """Met in the background: the database refuses every write from now on."""
+    """Found in the background: the database refuses every write from now on."""
 
 
 class ProcessEnded(Exception):
@@ -302,7 +302,7 @@ class SimDatabase:
         return SimSnapshot(self._image.copy())
 
     def property_int_value(self, name: str) -> int:
-        """Files count on a crowded disk: a rewrite of them needs as much again."""
+        """Sizes matter on a crowded disk: a rewrite of files needs the same space again."""
         return REWRITTEN.get(name, 0) if self._files.crowded else 0
 
     def latest_sequence_number(self) -> int:
@@ -356,7 +356,7 @@ class SimDiskSpace:
 
 
 class SimCursor:
-    """As in RocksDB, it is not valid any more when it meets damage, and only `status` says why."""
+    """As in RocksDB, damage makes it invalid, and only `status` raises the reason."""
 
     def __init__(self, image: ColumnImage) -> None:
         self._image = image

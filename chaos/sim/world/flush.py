@@ -2,7 +2,7 @@
 
 Owns: when a flush ends.
 May not touch: what is flushed.
-Spec: raft/store/flush_thread.py, whose place it takes."""
+Spec: raft/store/flush_thread.py, which it replaces."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Simulated links between nodes: ordered, delayed, cut off, and lost with the node behind them.
+"""Simulated links between nodes: ordered, delayed, cut, and lost with their node.
 
-Owns: which node is linked to which, the frames under way, partitions and other faults in force.
+Owns: which node is linked to which, the frames in flight, partitions and other active faults.
 May not touch: what frames mean.
-Spec: raft/transport/transport.py, whose place `SimTransport` takes: every node has two links to
-every other (control and bulk); a link keeps the order of its frames and may end at any moment, and
-what was under way is then lost. While the way in one direction is cut, frames wait, as TCP
-retransmits; a link that hears no answer for `LINK_TIMEOUT_NS` is closed. Frames of Raft's own
-channels may also be lost, repeated and reordered one by one: TCP never does that, but Raft
-tolerates it."""
+Spec: raft/transport/transport.py, which `SimTransport` replaces: every node has two links to every
+other (control and bulk); a link keeps the order of its frames and may end at any time, and frames
+in flight are then lost. While one direction is cut, frames wait, as TCP retransmits; a link that
+gets no answer for `LINK_TIMEOUT_NS` is closed. Frames of Raft's own channels may also be lost,
+repeated and reordered one by one: TCP never does that, but Raft tolerates it."""
 
 from __future__ import annotations
 
@@ -44,11 +43,11 @@ class LinkPair:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What is wrong with the network, until it is ended. Pairs are names of nodes, one way."""
+    """A fault of the network, until it is ended. Pairs are names of nodes, in one direction."""
 
     cut: frozenset[tuple[str, str]] = frozenset()
     slow: frozenset[tuple[str, str]] = frozenset()
-    delay_ns: int = 0  # of slow pairs, besides the usual
+    delay_ns: int = 0  # additional delay of slow pairs
     loses: float = 0.0  # probabilities, for every frame of Raft's own channels
     repeats: float = 0.0
     reorders: float = 0.0
@@ -73,7 +72,7 @@ class Fabric:
     # -- faults
 
     def begin(self, fault: object, weather: Weather) -> None:
-        """In force until `end`, together with others. `fault` names it."""
+        """Active until `end`, together with other faults. `fault` identifies it."""
         self.weather[fault] = weather
         self._changed()
 
@@ -86,7 +85,7 @@ class Fabric:
         self._changed()
 
     def reset_links(self, name: str) -> None:
-        """The links from and to this node end; all can be opened again at once."""
+        """The links from and to this node end; all can be reopened immediately."""
         for transport in list(self.transports.values()):
             for pair in list(transport.pairs.values()):
                 if name in (pair.source.name, pair.target.name):
@@ -106,7 +105,7 @@ class Fabric:
         return (source.name, target.name) in self._cut
 
     def changed(self) -> None:
-        """A partition or a pause began or ended: frames go on, or the silence begins to count."""
+        """A partition or a pause began or ended: deliver waiting frames, or start the timeout."""
         for transport in self.transports.values():
             for pair in list(transport.pairs.values()):
                 self._look_at(pair)
@@ -144,7 +143,8 @@ class Fabric:
                 self._dial(other, transport.node, RETRY_FIRST_NS)
 
     def leave(self, transport: SimTransport, *, silently: bool) -> None:
-        """The node is gone. `silently`: its computer too, so nobody is told that links ended."""
+        """The node is gone. `silently`: so is its machine, so that peers are not told that links
+        ended."""
         if self.transports.get(transport.node) is transport:
             del self.transports[transport.node]
         for pair in list(transport.pairs.values()):
@@ -193,7 +193,7 @@ class Fabric:
         source.loop.call_soon(source.link_up, target)
 
     def close(self, pair: LinkPair) -> None:
-        """The links of this pair end; frames under way are lost."""
+        """The links of this pair end; frames in flight are lost."""
         if not pair.open:
             return
         pair.open = False
@@ -265,7 +265,7 @@ def _joined(payload: bytes | Sequence[bytes]) -> bytes:
 
 
 def _below(getrandbits: Callable[[int], int], bound: int) -> int:
-    """As Random.randrange, at a third of its cost: every frame draws one."""
+    """Like Random.randrange, at a third of its cost: it is called for every frame."""
     bits = bound.bit_length()
     drawn = getrandbits(bits)
     while drawn >= bound:

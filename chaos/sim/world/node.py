@@ -1,9 +1,8 @@
-"""One simulated node: the real server and cluster runtime on a simulated computer.
+"""One simulated node: the real server and cluster runtime on a simulated machine.
 
-Owns: the disk of the node, and one run of the process on it after the other: start, pause, stop,
-kill.
+Owns: the disk of the node, and the runs of its process: start, pause, stop, kill.
 May not touch: what the broker does; broker/main.py wires it, starts it and stops it.
-Spec: broker/cluster/platform.py names what is simulated."""
+Spec: broker/cluster/platform.py lists what is simulated."""
 
 from __future__ import annotations
 
@@ -74,14 +73,14 @@ class NodeDisk:
         return self.segments, self.promises, self.values
 
     def holds(self, text: bytes) -> bool:
-        """Whether the log or the database has it anywhere."""
+        """Whether the log or the database contains the text."""
         return self.database.holds(text) or any(files.holds(text) for files in self.directories())
 
     def condemn(self, reason: str) -> None:
         self.database.condemned = reason
 
     def set_aside(self) -> None:
-        """The database and the log begin anew. What was in them is not kept."""
+        """Start with an empty database and log. The old contents are not kept."""
         empty = NodeDisk(files=self.files, data_key=self.data_key)
         for one in fields(self):
             setattr(self, one.name, getattr(empty, one.name))
@@ -163,7 +162,7 @@ class Process:
 
 
 class BrokerNode:
-    """A computer with a disk. `start` runs the broker on it until `kill` or `stop`."""
+    """A machine with a disk. `start` runs the broker on it until `kill` or `stop`."""
 
     def __init__(
         self,
@@ -179,9 +178,8 @@ class BrokerNode:
         scrub_ns: int,
         cipher: str,
     ) -> None:
-        """`names`: of the nodes that its routes lead to; its own is left out. `scrub_ns`: from one
-        reading of everything that is stored to the next; 0: never. `cipher`: of what is stored;
-        empty: it is not encrypted."""
+        """`names`: of the nodes that its routes lead to; its own is left out. `scrub_ns`: interval
+        between two scrubs; 0: never. `cipher`: for stored data; empty: not encrypted."""
         self.name = name
         self.disk = NodeDisk()
         self.process: Process | None = None
@@ -237,7 +235,8 @@ class BrokerNode:
         return jetstream is not None and jetstream.is_removed
 
     def ask_system(self, subject: bytes, body: bytes) -> None:
-        """A request of an administrator, in the system account; nobody waits for the answer."""
+        """Send a request of an administrator, in the system account, without waiting for the
+        answer."""
         process = self.process
         if process is not None and process.broker is not None:
             server = process.broker.server
@@ -247,7 +246,7 @@ class BrokerNode:
     def set_clocks(
         self, *, wall_offset_ns: int | None = None, drift_ppm: int | None = None
     ) -> None:
-        """The clocks of the computer: they stay wrong when the process is started again."""
+        """Set the clocks of the machine: they stay wrong when the process is restarted."""
         if wall_offset_ns is not None:
             self._wall_offset_ns = wall_offset_ns
         if drift_ppm is not None:
@@ -256,7 +255,7 @@ class BrokerNode:
             self.loop.wall_offset_ns = self._wall_offset_ns
             self.loop.drift(self._drift_ppm)
 
-    # -- the computer
+    # -- the machine
 
     def _platform(self, process: Process) -> Platform:
         loop = process.loop
@@ -390,7 +389,7 @@ class BrokerNode:
                 stopped()
 
     def _restart(self, process: Process) -> None:
-        """The node has asked for it. If it fails to start, it is started again anyway."""
+        """The node has asked for a restart. If it fails to start, it is started again anyway."""
         if process is self.process and process.started and not process.stopping:
             self.stop()
             self.on_stopped = self._start_again
@@ -400,7 +399,7 @@ class BrokerNode:
             self.start()
 
     def stop(self) -> None:
-        """As after SIGTERM: it ends by itself, then `on_stopped` is called."""
+        """Like SIGTERM: the process ends by itself, then `on_stopped` is called."""
         process = self.process
         assert process is not None
         if process.stopping or process.broker is None or process.tasks is None:
@@ -410,8 +409,8 @@ class BrokerNode:
         process.loop.call_soon(lambda: tasks.spawn(broker.stop(), name="stop"))
 
     def kill(self, *, power: bool) -> int:
-        """End the process now. `power`: of the whole computer, so that what was not flushed is
-        lost and nobody is told. Returns how many writes are lost."""
+        """End the process now. `power`: the whole machine loses power, so that what was not flushed
+        is lost and peers are not told. Returns how many writes are lost."""
         process = self.process
         assert process is not None
         self.process = None

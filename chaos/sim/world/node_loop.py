@@ -1,4 +1,4 @@
-"""The event loop of one simulated node, on the time of the world.
+"""The event loop of one simulated node, on virtual time.
 
 Owns: the callbacks that are ready, the node's clocks, pauses, and the node's end.
 May not touch: sockets and threads; there are none. Blocking calls that the broker gives to a
@@ -31,8 +31,8 @@ _BUSY_TURN_NS: Final = 500 * US
 
 
 class SimHandle(asyncio.TimerHandle):
-    """A callback that waits for its turn. Two thirds of what asyncio's own handles cost is left
-    out: the broker uses no context variables, so there is no context to copy and to enter."""
+    """A callback that waits for its turn, at a third of the cost of asyncio's own handles: the
+    broker uses no context variables, so there is no context to copy and to enter."""
 
     __slots__ = ("action", "arguments", "off")
 
@@ -101,8 +101,8 @@ class NodeLoop(EventLoop):
         return self._clock_ns + elapsed_ns + elapsed_ns * self._drift_ppm // _MILLION
 
     def drift(self, ppm: int) -> None:
-        """From now on the clocks of this node run too fast, or too slow if it is negative. Timers
-        that are set already fire when they would have fired."""
+        """From now on the clocks of this node run too fast, or too slow if `ppm` is negative.
+        Timers that are already set are not affected."""
         self._clock_ns = self.monotonic_ns()
         self._since_ns = self._world.now_ns
         self._drift_ppm = ppm
@@ -116,7 +116,7 @@ class NodeLoop(EventLoop):
     # -- life
 
     def pause(self) -> None:
-        """Stop running, as after SIGSTOP: clocks go on, events wait."""
+        """Stop running, as after SIGSTOP: clocks continue, events wait."""
         self.paused = True
 
     def resume(self) -> None:
@@ -124,7 +124,7 @@ class NodeLoop(EventLoop):
         self._wake()
 
     def kill(self) -> None:
-        """What waits is kept, not freed: a coroutine that is freed runs its `finally` blocks."""
+        """Waiting callbacks are kept, not freed: freeing a coroutine runs its `finally` blocks."""
         self.alive = False
         self._buried.extend(self._ready)
         self._ready = deque()

@@ -1,4 +1,4 @@
-"""Functions of the real broker that are replaced while a run lasts, for bugs and for observers.
+"""Replaces functions of the real broker during a run, for planted bugs and for observers.
 
 Owns: how a replacement is made and undone.
 May not touch: what is replaced."""
@@ -15,7 +15,7 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """`make` gets what `owner` defines under `name` (a function, a property, a constant) and
-    returns what takes its place. `owner` must define it itself, not inherit it."""
+    returns the replacement. `owner` must define it itself, not inherit it."""
 
     owner: type | ModuleType
     name: str

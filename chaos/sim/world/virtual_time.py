@@ -1,7 +1,7 @@
 """Virtual time: one queue of events, and the clocks that simulated nodes read.
 
-Owns: the time of the world, the order of events, and the replacement of the standard library's
-clocks and random sources while a seed runs.
+Owns: virtual time, the order of events, and the replacement of the standard library's clocks and
+random sources while a seed runs.
 May not touch: what an event does.
 Spec: everything follows from the seed. Nodes read clocks and random numbers through the modules
 `time`, `random`, `secrets` and `os`; tests/tidy checks that no module binds them by another
@@ -24,14 +24,14 @@ from typing import Any, Final, Protocol
 NS: Final = 1_000_000_000
 MS: Final = 1_000_000
 US: Final = 1_000
-EPOCH_NS: Final = 1_800_000_000 * NS  # the wall time at which every world begins
+EPOCH_NS: Final = 1_800_000_000 * NS  # the wall time at which every run begins
 
 
 _Event = tuple[int, int, Callable[..., None], tuple[Any, ...]]  # when, number, what
 
 
 class NodeClock(Protocol):
-    """The clocks of one computer."""
+    """The clocks of one machine."""
 
     def monotonic_ns(self) -> int: ...
 
@@ -45,7 +45,7 @@ class WorldTime:
         self.now_ns = 0
         self.steps = 0
         self._events: list[_Event] = []
-        self._next: _Event | None = None  # spares a way through the queue to every second event
+        self._next: _Event | None = None  # every second event bypasses the queue
         self._number = 0
 
     def at(self, when_ns: int, action: Callable[..., None], *arguments: Any) -> None:
@@ -59,7 +59,7 @@ class WorldTime:
         heappush(self._events, (self.now_ns + delay_ns, number, action, arguments))
 
     def next(self, action: Callable[[], None]) -> None:
-        """Now, after the events of this moment."""
+        """Run `action` now, after the other events of this time."""
         self._number = number = self._number + 1
         event = (self.now_ns, number, action, ())
         if self._next is None:
@@ -68,8 +68,8 @@ class WorldTime:
             heappush(self._events, event)
 
     def run_until(self, end_ns: int, done: Callable[[], bool] | None = None) -> bool:
-        """Run events until the time is reached or `done` is true. Returns whether it is done. What
-        an event let happen next belongs to it."""
+        """Run events until the time is reached or `done` is true. Returns whether it is done.
+        Actions that an event scheduled with `next` count as part of it."""
         events = self._events
         while True:
             following = self._next
@@ -94,7 +94,7 @@ class WorldTime:
 
 
 class WorldClock:
-    """The clock that nobody's node reads: the world's own time."""
+    """The clock outside of all nodes: virtual time itself."""
 
     def __init__(self, world: WorldTime) -> None:
         self._world = world
@@ -107,8 +107,8 @@ class WorldClock:
 
 
 class CurrentClock:
-    """Whose clocks are read at this moment. The loop of a node sets it while the node runs.
-    `loop` is the one that asyncio takes for the running one: the last that had a turn."""
+    """The node whose clocks are read now. The loop of a node sets it while the node runs. `loop` is
+    what asyncio regards as the running loop: the last one that had a turn."""
 
     __slots__ = ("clock", "loop")
 
@@ -131,8 +131,8 @@ class CurrentClock:
 
 @contextmanager
 def simulated_clocks(current: CurrentClock, rng: Random) -> Iterator[None]:
-    """While this holds, `time`, `random`, `secrets` and `os.urandom` belong to the simulator. The
-    standard library's own modules that bound a function at import keep the real one."""
+    """Inside this context, `time`, `random`, `secrets` and `os.urandom` are simulated. Modules of
+    the standard library that bound a function at import keep the real one."""
     state = random.getstate()
     random.seed(rng.getrandbits(64))
     replaced: list[tuple[object, str, object]] = []

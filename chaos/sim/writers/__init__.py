@@ -1,1 +1,1 @@
-"""Writers with a watermark, as the Spark sink is one: clients and the check of what they wrote."""
+"""Writers with a watermark, like the Spark sink: clients, and the check of what they wrote."""

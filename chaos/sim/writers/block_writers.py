@@ -1,4 +1,4 @@
-"""Writers: blocks of numbered rows, sent again after failures, and by attempts that are late.
+"""Writers: blocks of numbered rows, resent after failures, and by late attempts.
 
 Owns: the stream, the writers and their epochs. A row names its writer, epoch and number.
 May not touch: other workloads.
@@ -49,8 +49,9 @@ class EpochWriter:
                 await asyncio.sleep(gap_s * self._rng.random())
 
     async def _write(self, epoch: int, tasks: asyncio.TaskGroup) -> None:
-        """A window of blocks at a time, from the first row that is not known to be stored. After a
-        failure sometimes from the first row again, in other blocks, as a task that is repeated."""
+        """Send a window of blocks at a time, from the first row that is not known to be stored.
+        After a failure, sometimes start again from the first row, in other blocks, as a retried
+        Spark task does."""
         rng, size = self._rng, self.epochs[epoch]
         stored = 0
         while stored < size:
@@ -71,8 +72,7 @@ class EpochWriter:
         return self.epochs[epoch] if answer.epoch > epoch else answer.rows
 
     async def _window(self, epoch: int, first: int) -> list[WriteAnswer | None]:
-        """Blocks that follow each other, sent without waiting. None: not known what became of
-        one."""
+        """Consecutive blocks, sent without waiting. None: the outcome of a block is unknown."""
         rng = self._rng
         async with asyncio.TaskGroup() as group:
             sent = []
@@ -84,7 +84,7 @@ class EpochWriter:
         return [one.result() for one in sent]
 
     async def _come_late(self, epoch: int) -> None:
-        """A block of an attempt of this epoch or of one before it arrives later."""
+        """A block of an earlier attempt, of this epoch or one before it, arrives late."""
         rng = self._rng
         await asyncio.sleep(rng.choice((0.0, 0.5, 2.0)) * rng.random())
         epoch = rng.randint(0, epoch)

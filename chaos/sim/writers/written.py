@@ -88,7 +88,7 @@ def _told(place: Place) -> str:
 
 
 def _check_answer(stream: str, block: AckedBlock, by_seq: Mapping[int, Place]) -> None:
-    """The rows that it added are where it says."""
+    """The added rows are stored at the sequences in the answer."""
     answer = block.answer
     for position in range(answer.added):
         place = (block.writer, block.epoch, answer.rows - answer.added + position)
@@ -100,7 +100,8 @@ def _check_answer(stream: str, block: AckedBlock, by_seq: Mapping[int, Place]) -
 
 
 def _check_watermark(stream: str, acked: Sequence[AckedBlock]) -> None:
-    """It never goes back. An answer that names a gap may be about an epoch that has not begun."""
+    """The watermark never goes back. An answer that reports a gap may be about an epoch that has
+    not begun."""
     newest: Mark = (0, 0)
     stored: list[tuple[int, Mark]] = []  # from then on at least this
     done = sorted(acked, key=lambda block: block.completed_ns)
