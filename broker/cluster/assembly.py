@@ -53,7 +53,7 @@ from broker.config.options import JetStreamOptions
 from broker.jetstream.api.info import PeerInfo
 from broker.jetstream.api.stream_access import may_scan, scan_subject
 from broker.scan.admission import ScanAdmission, ScanLimits
-from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
+from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns, WritersFirst
 from broker.server.samples import Exposition
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from broker.store.encryption.key_file import EncryptionKeys
@@ -74,7 +74,8 @@ class JetStream:
     def __init__(self, node: StreamNode) -> None:
         server, mesh, options = node.server, node.mesh, node.options
         self._node = node
-        self._scans = Scans(ScanTurns(server.turns), ScanAdmission(scan_limits(options)))
+        turns = ScanTurns(server.turns, WritersFirst(lambda: node.host.flushes))
+        self._scans = Scans(turns, ScanAdmission(scan_limits(options)))
         calls = LeaderCalls(node.leaders, mesh.rpc)
         budget = RequestBudget()
         self._leader_api = LeaderApi(
@@ -381,9 +382,14 @@ class JetStream:
             connection.refuse_publish(scan_subject(stream))
             return False
 
+        def write(data: bytes | memoryview) -> None:
+            """At once, so that its cost counts as that of the scan."""
+            connection.queue(data)
+            connection.flush()
+
         reader = ScanReader(
             account=connection.account.name,
-            write=connection.queue,
+            write=write,
             drain=connection.drained,
             permitted=permitted,
         )

@@ -1,6 +1,6 @@
 """Serve bulk reads: the stored blocks of a stream, in small chunks.
 
-Owns: the pace of a scan: one chunk per turn.
+Owns: the pace of a scan: one chunk per turn, and pauses while the node writes its log.
 May not touch: which rows a request selects (selection.py), sockets (`write` and `drain` are
 arguments), Raft, how blocks are stored; how many scans there are (admission.py).
 A scan looks up every block by sequence: retention, purges and new messages may change the store
@@ -12,6 +12,7 @@ Spec: broker/scan/protocol.py."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,9 @@ from broker.subjects.grammar import valid_subject
 
 T = TypeVar("T")
 SCANS: Final = "scans"  # stands for a connection in the fair queue of an account
+WRITING_S: Final = 0.05  # after a flush of the log, publishers are assumed to wait for the next
+SHARE_BESIDE_WRITES: Final = 0.25  # of the time of the event loop, for all scans together
+PAUSE_S_MIN: Final = 0.001  # the resolution of the loop's timers
 Write = Callable[[bytes | memoryview], None]
 Drain = Callable[[], Awaitable[None]]
 
@@ -83,12 +87,41 @@ class ScanReader:
     permitted: Callable[[str], bool]
 
 
+@dataclass(slots=True)
+class WritersFirst:
+    """How long scans pause so that publishers get their acks in time.
+
+    A publish takes several turns of the loop on each node that stores it, and would wait for a
+    chunk of a scan in each of them. While the node writes its log, scans use a share of the time
+    and leave the rest idle, which also helps the other processes of the machine. A node that stores
+    nothing serves scans at full speed."""
+
+    flushes: Callable[[], int] = lambda: 0  # how often this node has flushed its log
+    _counted: int = 0
+    _written_at: float = -WRITING_S
+    _free_at: float = 0.0
+
+    def used(self, now: float, used_s: float) -> None:
+        """A turn of a scan took `used_s` and ended now."""
+        count = self.flushes()
+        if count != self._counted:
+            self._counted, self._written_at = count, now
+        if now - self._written_at < WRITING_S:
+            self._free_at = max(self._free_at, now - used_s) + used_s / SHARE_BESIDE_WRITES
+
+    def pause_s(self, now: float) -> float:
+        """The pause before the next turn of a scan; 0: none."""
+        pause = self._free_at - now
+        return pause if pause >= PAUSE_S_MIN else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ScanTurns:
     """Turns of scans: one per account and turn of the loop, the scans of an account one after the
     other. So an account with twenty scans gets no more of the loop than one with a single scan."""
 
     queue: ScanQueue
+    writers: WritersFirst = field(default_factory=WritersFirst)
     lines: dict[str, deque[Callable[[], None]]] = field(default_factory=dict)  # never empty
 
     async def turn(self, account: str, work: Callable[[], T]) -> T:
@@ -106,16 +139,29 @@ class ScanTurns:
         line = self.lines.get(account)
         if line is None:
             self.lines[account] = deque([act])
-            self.queue.wait(partial(self._next, account), account, SCANS)
+            self._enter(account)
         else:
             line.append(act)
         return await done
 
+    def _enter(self, account: str) -> None:
+        pause_s = self.writers.pause_s(time.perf_counter())
+        if pause_s:
+            asyncio.get_running_loop().call_later(pause_s, self._wait, account)
+        else:
+            self._wait(account)
+
+    def _wait(self, account: str) -> None:
+        self.queue.wait(partial(self._next, account), account, SCANS)
+
     def _next(self, account: str) -> None:
         line = self.lines[account]
+        began = time.perf_counter()
         line.popleft()()
+        ended = time.perf_counter()
+        self.writers.used(ended, ended - began)
         if line:
-            self.queue.wait(partial(self._next, account), account, SCANS)
+            self._enter(account)
         else:
             del self.lines[account]
 

@@ -43,6 +43,9 @@ class BulkReader(Protocol):
     def queue(self, data: bytes | memoryview) -> None:
         """Append to the outbound buffer."""
 
+    def flush(self) -> None:
+        """Write as much of it as the socket takes now."""
+
     async def drained(self) -> None:
         """Wait until the socket accepts more. Raises ConnectionResetError if the client is gone."""
 

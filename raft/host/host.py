@@ -353,6 +353,11 @@ class Host:
     def status(self, group: GroupId) -> GroupStatus:
         return self._table.get(group).status()
 
+    @property
+    def flushes(self) -> int:
+        """Of the log, counted."""
+        return self._rounds.flush_latency.count
+
     def statistics(self) -> HostStatistics:
         return self._observer.statistics()
 

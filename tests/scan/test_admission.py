@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,17 @@ from broker.config.options import (
     JetStreamOptions,
     User,
 )
+from broker.scan import server as scan_server
 from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.protocol import CHUNK_BYTES_MIN
-from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
+from broker.scan.server import (
+    WRITING_S,
+    ScanReader,
+    Scans,
+    ScanSource,
+    ScanTurns,
+    WritersFirst,
+)
 from broker.server.routing import fair_queue
 from broker.server.routing.fair_queue import FairQueue
 from tests.support.scan_peers import STREAM, Store
@@ -122,6 +131,69 @@ def test_accounts_share_the_loop_whatever_number_of_scans_they_have(
         assert theirs < 3 * ours  # first come, first served would be 20 to 1
 
     run(test())
+
+
+def test_the_time_that_scans_leave_to_writers() -> None:
+    flushed = count(1)
+    writing = WritersFirst(lambda: next(flushed))
+    writing.used(5.0, 0.004)
+    assert writing.pause_s(5.0) == pytest.approx(0.012)  # it worked for a quarter of the time
+    assert writing.pause_s(5.0115) == 0  # too short for a timer
+    writing.used(5.02, 0.0001)
+    assert writing.pause_s(5.02) == 0
+    idle = WritersFirst(lambda: 0)
+    idle.used(5.0, 0.004)
+    assert idle.pause_s(5.0) == 0
+    ended = WritersFirst(lambda: 7)  # flushed before the first scan worked, and not since
+    ended.used(5.0, 0.004)
+    ended.used(5.0 + 2 * WRITING_S, 0.004)
+    assert ended.pause_s(5.0 + 2 * WRITING_S) == 0
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_scans_pause_while_the_node_stores_messages(
+    monkeypatch: pytest.MonkeyPatch, *, writes: bool
+) -> None:
+    clock, worked, paused = [5.0], [0.0], [0.0]
+    monkeypatch.setattr(scan_server, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_later(self, delay: float, *work: Any, **options: Any) -> asyncio.TimerHandle:
+            clock[0] += delay
+            paused[0] += delay
+            return super().call_later(0, *work, **options)
+
+    class Working(Reader):
+        """What is written takes time."""
+
+        def of(self, account: str) -> ScanReader:
+            inner = super().of(account)
+
+            def write(data: bytes | memoryview) -> None:
+                if len(data) == CHUNK_BYTES_MIN:
+                    clock[0] += 0.01
+                    worked[0] += 0.01
+                inner.write(data)
+
+            return ScanReader(account, write, inner.drain, inner.permitted)
+
+    async def test() -> None:
+        flushed = count() if writes else repeat(0)
+        turns = ScanTurns(FairQueue(), WritersFirst(lambda: next(flushed)))
+        scans, source = Scans(turns), ScanSource(store(), "1")
+        readers = [Working(), Working()]
+        async with asyncio.TaskGroup() as tasks:
+            for account, reader in zip("AB", readers, strict=True):
+                tasks.create_task(scans.serve(reader.of(account), BODY, lambda _: source))
+        assert all(reader.complete for reader in readers)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(test())
+    assert worked[0] > 0.2
+    if writes:
+        assert 2 * worked[0] < paused[0] < 7 * worked[0]  # two accounts wait side by side
+    else:
+        assert paused[0] == 0
 
 
 def test_a_cancelled_scan_gives_everything_back() -> None:

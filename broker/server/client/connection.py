@@ -240,6 +240,9 @@ class Connection(asyncio.Protocol):
         if self.connect.protocol >= 1 and self._first_pong_sent:
             self.send_info(ldm=ldm)
 
+    def flush(self) -> None:
+        self.outbound.flush()
+
     async def drained(self) -> None:
         await self.outbound.drained()
 
