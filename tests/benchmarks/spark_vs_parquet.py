@@ -3,10 +3,11 @@
 Usage: python tests/benchmarks/spark_vs_parquet.py [rows] [rounds] [parts]
 `parts` is any of scans,filters,sink1,sink3,idle; all by default.
 Three nodes, a replicated stream of 128 B random payloads, `local[2]`. Scans go into a noop sink, in
-turns with uncompressed parquet; figures are medians. CPU is that of the JVM and this process, of
-the Python workers and of the brokers (idle for parquet), added up. A query costs Spark a fixed 0.1
-to 0.3 CPU s, whatever it reads: "nothing" reads one row, without and with a filter that Spark
-passes on, and shares of filters are given with and without that."""
+turns with uncompressed parquet and with a Python source over mapped Arrow files, which is the floor
+of Spark's interface for Python sources (spark_floor.py); figures are medians. CPU is that of the
+JVM and this process, of the Python workers and of the brokers (idle for parquet), added up. A query
+costs Spark a fixed 0.1 to 0.3 CPU s, whatever it reads: "nothing" reads one row, without and with a
+filter that Spark passes on, and shares of filters are given with and without that."""
 
 from __future__ import annotations
 
@@ -26,10 +27,13 @@ from broker.local import LocalCluster
 from broker.scan.arrow_blocks import BlockCutter
 from broker.scan.client import Login, parse_endpoint
 from broker.scan.writer import BlockWriter
+from tests.benchmarks.spark_floor import register, write_files
 
 CHUNK = 10_000
 WARM_UP = 3  # queries of each kind before the first that counts: the JVM compiles
+WARM_UP_SMALL = 10  # the same, of queries that read little or nothing
 SIZE = 128
+EVERY = ["seq", "subject", "time", "headers", "data"]
 PARTS = ["scans", "filters", "sink1", "sink3", "idle"]
 
 
@@ -158,22 +162,40 @@ class Bench:
     def noop(self, frame: Callable[[], Any]) -> Callable[[], object]:
         return lambda: frame().write.format("noop").mode("overwrite").save()
 
-    def against_parquet(
-        self, title: str, ours: Callable[[], Any], parquet: Any, bar: float
-    ) -> None:
-        works = {"jetraft": self.noop(ours), "parquet": self.noop(lambda: parquet)}
-        costs: dict[str, list[Cost]] = {"jetraft": [], "parquet": []}
+    def beside(self, title: str, works: dict[str, Callable[[], Any]], bar: float) -> None:
+        """The first of them beside the others, in turns."""
+        costs: dict[str, list[Cost]] = {name: [] for name in works}
         for turn in range(WARM_UP + self.rounds):
             for name in sorted(works, reverse=turn % 2 == 1):
-                cost = self.cost(works[name])
+                cost = self.cost(self.noop(works[name]))
                 costs[name] += [cost] if turn >= WARM_UP else []
-        mine, other = (median(costs[name]) for name in works)
-        print(
-            f"{title}: jetraft {mine.per_million(self.rows)}, parquet "
-            f"{other.per_million(self.rows)}: {mine.cpu / other.cpu:.2f}x (bar {bar}x)"
-        )
+        middle = {name: median(costs[name]) for name in works}
+        print(f"{title}:")
+        for name, one in middle.items():
+            factors = [f"{one.cpu / middle[to].cpu:.2f}x {to}" for to in works if to != name]
+            print(f"  {name} {one.per_million(self.rows)}: {', '.join(factors)}")
+        print(f"  (bar {bar}x parquet)", flush=True)
 
-    def filters(self, since: Any) -> None:
+    def mapped(self, place: Path, columns: list[str], last: int | None = None) -> Callable[[], Any]:
+        """The same rows in files; Spark learns the schema from a stream."""
+        write_files(place, self.servers, "ROWS", columns, last)
+        schema = self.stream(columns=",".join(columns)).schema
+        return lambda: self.spark.read.format("mapped").schema(schema).load(str(place))
+
+    def scans(self, place: Path) -> None:
+        path = str(place / "rows.parquet")
+        self.stream().write.parquet(path)
+        parquet = self.spark.read.parquet(path)
+        for title, columns, bar in (("all columns", EVERY, 1.2), ("select seq", ["seq"], 2)):
+            named = ",".join(columns)
+            works: dict[str, Callable[[], Any]] = {
+                "jetraft": lambda named=named: self.stream(columns=named),
+                "parquet": lambda columns=columns: parquet.select(*columns),
+                "mapped files": self.mapped(place / f"mapped{len(columns)}", columns),
+            }
+            self.beside(title, works, bar)
+
+    def filters(self, place: Path, since: Any) -> None:
         """Shares of a full scan, in turns with it."""
         from pyspark.sql import functions as F
 
@@ -181,6 +203,7 @@ class Bench:
         behind = self.rows - self.rows // 100
         works: dict[str, tuple[float, Callable[[], Any]]] = {
             "everything": (1, self.stream),
+            "nothing, from mapped files": (0, self.mapped(place / "mapped", EVERY, last=1)),
             "nothing": (0, lambda: self.stream(endingOffsets="2")),
             "nothing, by a filter": (0, lambda: self.stream(**pushed).where(F.col("seq") < 2)),
             "1 % by seq": (0.05, lambda: self.stream(**pushed).where(F.col("seq") > behind)),
@@ -192,7 +215,7 @@ class Bench:
         }
         costs: dict[str, list[Cost]] = {name: [] for name in works}
         for _, frame in works.values():
-            self.cost(self.noop(frame), WARM_UP)
+            self.cost(self.noop(frame), WARM_UP_SMALL)
         for _ in range(self.rounds):
             for name, (_, frame) in works.items():
                 times = 1 if name == "everything" else 5
@@ -248,6 +271,8 @@ class Bench:
         )
 
     def idle(self, place: str, seconds: int = 20) -> None:
+        settle(self.cluster)
+        rest = self.cost(lambda: time.sleep(seconds))
         source = self.spark.readStream.format("jetraft").option("servers", self.servers)
         query = (
             source.load("ROWS")
@@ -263,7 +288,8 @@ class Bench:
         tens = seconds / 10
         print(
             f"idle query: {cost.cpu / tens:.2f} CPU s in 10 s (Spark {cost.spark / tens:.2f}, "
-            f"workers {cost.workers / tens:.2f}, three nodes {cost.brokers / tens:.2f}; bar 0.3)"
+            f"workers {cost.workers / tens:.2f}, three nodes {cost.brokers / tens:.2f}; bar 0.3); "
+            f"without it: Spark {rest.spark / tens:.2f}, three nodes {rest.brokers / tens:.2f}"
         )
 
 
@@ -296,18 +322,12 @@ def main() -> None:
             total, count = bench.stream().select(F.sum("seq"), F.count("seq")).first()
             assert (total, count) == (rows * (rows + 1) // 2, rows), "the sum is exact"
             print(f"exact: {count:,} rows, sum of sequences {total:,}")
+            register(spark)
         if "scans" in parts:
-            path = str(Path(place) / "rows.parquet")
-            bench.stream().write.parquet(path)
-            parquet = spark.read.parquet(path)
-            bench.against_parquet("all columns", bench.stream, parquet, 1.2)
-            columns = {"columns": "seq"}
-            bench.against_parquet(
-                "select seq", lambda: bench.stream(**columns), parquet.select("seq"), 2
-            )
+            bench.scans(Path(place))
         if "filters" in parts:
             behind = str(rows - rows // 100)
-            bench.filters(bench.stream(startingOffsets=behind).first()["time"])
+            bench.filters(Path(place), bench.stream(startingOffsets=behind).first()["time"])
         if "sink1" in parts:
             bench.sink(1, 500_000)
         if "sink3" in parts:
