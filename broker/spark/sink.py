@@ -44,6 +44,7 @@ from broker.spark.options import (
     option_values,
     stream_name,
 )
+from broker.spark.worker_process import spare_loaded_modules
 from broker.subjects.grammar import valid_subject
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def write_rows(
     batches: Iterator[pa.RecordBatch], options: SinkOptions, *, writer: str, epoch: int
 ) -> Written:
     """Runs in a task."""
+    spare_loaded_modules()
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
     out = BlockWriter(

@@ -9,7 +9,7 @@ Spec: Spark 4 Python Data Source API; docs/spark.md."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -32,6 +32,7 @@ from broker.spark.pushdown import Narrowed, narrow
 from broker.spark.sink import BatchWriter, StreamWriter, sink_options
 from broker.spark.stream_source import JetRaftStreamReader
 from broker.spark.tasks import ColumnNames, RangePartition, read_partition
+from broker.spark.worker_process import spare_loaded_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +57,10 @@ class SchemaError(ValueError):
 class JetRaftDataSource(DataSource):
     """The class behind `spark.read.format("jetraft")`, on the driver."""
 
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        spare_loaded_modules()
+
     @classmethod
     def name(cls) -> str:
         return "jetraft"
@@ -66,6 +71,7 @@ class JetRaftDataSource(DataSource):
         return StructType([StructField(name, types[name]) for name in options.columns])
 
     def reader(self, schema: StructType) -> JetRaftReader:
+        spare_loaded_modules()
         options = parse_options(self.options)
         pushes = options.pushdown and _filters_are_pushed()
         kind = PushingReader if pushes else JetRaftReader

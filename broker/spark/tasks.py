@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from broker.scan.arrow import arrow_schema, batch_of
 from broker.scan.client import ScanRange, read_range
 from broker.spark.options import SourceOptions
+from broker.spark.worker_process import spare_loaded_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +47,7 @@ def read_partition(
     partition: InputPartition, options: SourceOptions, names: ColumnNames
 ) -> Iterator[pa.RecordBatch]:
     """Runs in a task. Spark passes an empty partition if the plan has none."""
+    spare_loaded_modules()
     wanted = getattr(partition, "wanted", None)
     if not isinstance(wanted, ScanRange):
         return
