@@ -9,6 +9,7 @@ who do not read are closed by the write deadline, so nobody waits longer than th
 
 from __future__ import annotations
 
+from broker.accounts.paused_publishers import PausedPublishers
 from broker.subjects import PublishingConnection
 
 
@@ -20,21 +21,17 @@ class UnsentBytes:
     def __init__(self) -> None:
         self.bytes = 0
         self.queues = 0  # that are not empty
-        self._paused: dict[PublishingConnection, None] = {}
+        self._paused = PausedPublishers(lambda: self.bytes <= self._below)
         self._below = 0
 
     def pause(self, publisher: PublishingConnection, *, below: int) -> None:
         """Do not read from this publisher until fewer bytes than `below` are queued."""
         self._below = below
-        if publisher not in self._paused:
-            self._paused[publisher] = None
-            publisher.pause_reading()
+        self._paused.pause(publisher)
 
     def removed(self, size: int, *, emptied: bool) -> None:
         """So many bytes have left a queue."""
         self.bytes -= size
         self.queues -= emptied
-        if self._paused and self.bytes <= self._below:
-            paused, self._paused = self._paused, {}
-            for publisher in paused:
-                publisher.resume_reading()
+        if self._paused:
+            self._paused.resume()

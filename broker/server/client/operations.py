@@ -33,6 +33,8 @@ PONG = b"PONG\r\n"
 LOOK_MASK = 63  # the clock is read at every 64th operation
 _SLOW = (Op.SUB, Op.UNSUB)  # the clock is also read before these: 900 tokens take 3 ms
 SYSTEM_QUEUE = b"_sys_"
+# A client that sends so much at once has more to send: nothing is read before this is done.
+LARGE_CHUNK = 16 << 10
 
 
 class OperatedConnection(ClosableConnection, BulkReader, Protocol):
@@ -97,6 +99,8 @@ class Operations:
             self._pause()
         elif turns.exhausted(account):
             self._chunks.append(chunk)
+            if len(chunk) >= LARGE_CHUNK:
+                self._pause()
             self._wait_turn([])  # most clients send nothing more before this is answered
         else:
             began = time.perf_counter()

@@ -288,6 +288,10 @@ def test_a_client_that_waits_for_its_turn_is_paused_when_it_sends_more(
             answers = 0
             while answers < 3:
                 answers += (await client.line()) == b"PONG\r\n"
+            monkeypatch.setattr(FairQueue, "exhausted", lambda *_: True)
+            client.send(b"PUB x %d\r\n" % operations.LARGE_CHUNK + bytes(operations.LARGE_CHUNK))
+            await until(lambda: waiting)
+            assert socket.reading_pauses == 1  # it has more to send
             client.close()
 
     run(test())
