@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.monitor.documents.documents import Documents
 from broker.monitor.system import requests
-from broker.monitor.system.responder import Responder, enveloped, failure
+from broker.monitor.system.responder import WAITING_MAX, Responder, enveloped, failure
 from broker.monitor.system.statsz import statsz
 from broker.server.client.close_reason import Reason
 from broker.server.client.connections import OpenConnection
@@ -39,6 +39,7 @@ class Services:
         self._observed = responder.observed
         self._documents = documents
         self._reload_settings = reload
+        self._reload_replies: list[bytes] = []  # who waits for the next reload
 
     def start(self) -> None:
         responder, ours = self._responder, f"$SYS.REQ.SERVER.{self._observed.id}"
@@ -49,9 +50,9 @@ class Services:
             responder.serve(f"{where}.HEALTHZ", self._healthz)
             for name, make in self._documents.by_name.items():
                 responder.serve(f"{where}.{name.upper()}", self._jsz if name == "jsz" else make)
-        commands = {"KICK": self._kick, "LDM": self._tell_lame_duck, "RELOAD": self._reload}
-        for name, command in commands.items():
+        for name, command in (("KICK", self._kick), ("LDM", self._tell_lame_duck)):
             responder.listen(f"{ours}.{name}", partial(self._commanded, command))
+        responder.listen(f"{ours}.RELOAD", self._asked_to_reload)
 
     # -- documents ------------------------------------------------------------------------------
 
@@ -108,6 +109,9 @@ class Services:
             error = failure(400, bad)
         except RequestRefused as refused:
             error = failure(500, refused)
+        self._answer(reply, error)
+
+    def _answer(self, reply: bytes, error: Document | None) -> None:
         if reply:
             document: Document = {"server": self._observed.stamp()}
             self._responder.send(reply, document | ({} if error is None else {"error": error}))
@@ -125,8 +129,29 @@ class Services:
             raise RequestRefused(unknown)
         return found
 
-    def _reload(self, _: dict[str, Any]) -> None:
+    def _asked_to_reload(
+        self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes
+    ) -> None:
+        """A reload takes milliseconds: it waits for a turn, and all requests that came before it
+        share it. Beyond WAITING_MAX they are dropped."""
+        try:
+            requests.read(payload)
+        except requests.BadRequest as bad:
+            self._answer(reply, failure(400, bad))
+            return
+        if len(self._reload_replies) >= WAITING_MAX:
+            return
+        self._reload_replies.append(reply)
+        if len(self._reload_replies) == 1:
+            account = self._observed.system_account.name
+            self._observed.server.turns.wait(self._reload, account)
+
+    def _reload(self) -> None:
+        replies, self._reload_replies = self._reload_replies, []
+        error = None
         try:
             self._reload_settings()
-        except ValueError as error:
-            raise RequestRefused(str(error)) from error
+        except ValueError as refused:
+            error = failure(500, refused)
+        for reply in replies:
+            self._answer(reply, error)
