@@ -192,3 +192,41 @@ def test_a_prefix_has_one_result_only_while_no_deeper_subscription_exists() -> N
     found = tree.match_family(b"$JS.ACK.")
     assert found is not None
     assert set(found.plain) == {service, everything}
+
+
+def test_a_prefix_is_matched_without_a_look_at_every_child() -> None:
+    """A SUB with a wildcard forgets all prefixes: with 100,000 children, every publish after one
+    took 5 ms."""
+
+    class Unwalked(dict):  # type: ignore[type-arg]
+        def values(self) -> object:  # type: ignore[override]
+            raise AssertionError("all children are looked at")
+
+    tree = SubjectTree()
+    for at in range(3):
+        tree.insert(subscription(b"a.%d.*" % at))
+    parent = tree._root.children[b"a"]
+    parent.children = Unwalked(parent.children)
+    assert tree.match_prefix(b"a.") is not None
+    assert not tree.match(b"a.1")
+    taken = subscription(b"a.1")
+    tree.insert(taken)
+    assert tree.match_prefix(b"a.") is None
+    assert tree.match(b"a.1").plain == [taken]
+    tree.remove(taken)
+    assert tree.match_prefix(b"a.") is not None
+
+
+def test_a_table_that_nodes_share_is_never_filled() -> None:
+    """A million subscriptions with three tables per node took 1.2 GB."""
+    tree = SubjectTree()
+    tree.insert(subscription(b"a.b.*"))
+    tree.insert(subscription(b"a.c", b"q"))
+    copied = tree.all()
+    for sub in list(tree):
+        tree.remove(sub)
+        assert sub not in list(tree)
+    assert [sub.subject for sub in copied] == [b"a.b.*", b"a.c"]  # a copy, as of then
+    assert not len(tree)
+    fresh = SubjectTree()._root
+    assert [fresh.children, fresh.plain, fresh.queues] == [{}, {}, {}]

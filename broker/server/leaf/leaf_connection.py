@@ -249,7 +249,7 @@ class LeafConnection(asyncio.Protocol):
         self._tell(self.table.loop_subject(account.name), b"", 1)
         for mapping in account.options.mappings:
             self._tell(mapping.source.encode(), b"", 1)
-        self._untold = dict.fromkeys(account.subs)
+        self._untold = account.subs.all()
         self._tell_untold()
         self.timers.start_pings()
 
@@ -269,7 +269,7 @@ class LeafConnection(asyncio.Protocol):
         if sink is None or sink.speaks == on or self.closed:
             return
         sink.speaks = on
-        self._reviewed = dict.fromkeys(sink.account.subs if on else self._spoken)
+        self._reviewed = sink.account.subs.all() if on else dict.fromkeys(self._spoken)
         self._review()
 
     def _review(self) -> None:
