@@ -52,6 +52,26 @@ cdef bint names(const char* block, Py_ssize_t block_size, const char* name, Py_s
     return False
 
 
+cdef int first_bytes(tuple prefixes, bint* starts) except -1:
+    cdef bytes prefix
+    cdef int i
+    for i in range(256):
+        starts[i] = False
+    for prefix in prefixes:
+        starts[<unsigned char>prefix[0]] = True
+    return 0
+
+
+cdef bint begins_with(const char* text, Py_ssize_t size, tuple prefixes):
+    cdef bytes prefix
+    for prefix in prefixes:
+        if PyBytes_GET_SIZE(prefix) <= size and (
+            memcmp(text, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix)) == 0
+        ):
+            return True
+    return False
+
+
 cdef inline char lower(char one):
     return one + 32 if c"A" <= one <= c"Z" else one
 
@@ -214,6 +234,23 @@ cdef class PubRun:
             and digits(subject, marks[4] + 1, marks[5])
             and digits(subject, marks[5] + 1, marks[6])
         )
+
+    def begins(self, tuple subjects not None, tuple replies not None):
+        cdef bint[256] subject_starts
+        cdef bint[256] reply_starts
+        cdef Py_ssize_t i
+        cdef PubRecord* record
+        first_bytes(subjects, subject_starts)
+        first_bytes(replies, reply_starts)
+        for i in range(self.count):
+            record = &self.records[i]
+            if record.subject_size and subject_starts[<unsigned char>self.base[record.subject]]:
+                if begins_with(self.base + record.subject, record.subject_size, subjects):
+                    return True
+            if record.reply_size and reply_starts[<unsigned char>self.base[record.reply]]:
+                if begins_with(self.base + record.reply, record.reply_size, replies):
+                    return True
+        return False
 
     def rows_naming(self, bytes name not None):
         cdef list found = []

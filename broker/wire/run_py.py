@@ -87,6 +87,14 @@ class PubRun:
             spans.append((start, row + 1, groups))
         return spans
 
+    def begins(self, subjects: tuple[bytes, ...], replies: tuple[bytes, ...]) -> bool:
+        """Whether the subject or the reply of a row begins with one of these, none of which is
+        empty."""
+        return any(
+            subject.startswith(subjects) or reply.startswith(replies)
+            for subject, reply, _, _ in self._messages
+        )
+
     def rows_naming(self, name: bytes) -> list[int]:
         """The rows that have a header of this name, case-insensitive; `name` is in lower case."""
         wanted = b"\n" + name + b":"

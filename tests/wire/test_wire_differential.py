@@ -196,3 +196,14 @@ def test_reply_columns_and_acks_agree(  # noqa: PLR0917
 @given(st.tuples(small, small, small, small, st.binary(max_size=120)))
 def test_single_messages_agree(fields: tuple[bytes, bytes, bytes, bytes, bytes]) -> None:
     assert _encode.encode_msg(*fields) == text_py.encode_msg(*fields)
+
+
+@pytest.mark.parametrize("runs", [run_py.PubRun, _run.PubRun])
+def test_what_a_row_begins_with(runs: Any) -> None:
+    rows = [(b"a.b", b"in.1", b"", b"$X."), (b"$JS.x", b"", b"", b""), (b"", b"$X", b"", b"")]
+    assert not runs.of(rows).begins((b"$X.", b"a.c", b"b"), (b"$JS.", b"$X."))
+    assert runs.of(rows).begins((b"z", b"$JS."), (b"z",))
+    assert runs.of(rows).begins((b"z",), (b"z", b"in."))
+    assert not runs.of(rows[2:]).begins((b"$X",), (b"$XY",))
+    assert runs.of(rows[2:]).begins((b"z",), (b"$X",))
+    assert not runs.of([]).begins((b"a",), (b"a",))
