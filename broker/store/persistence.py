@@ -97,8 +97,18 @@ def overdue(store: MessageStore) -> bool:
     return store.segments.unwritten_bytes > 4 * CHECKPOINT_BYTES
 
 
+def crowded(store: MessageStore) -> bool:
+    """The same, for a store whose last checkpoint waits for its blocks to be on disk: entries wait
+    with it."""
+    unwritten = store.segments.unwritten_bytes
+    return unwritten > 4 * CHECKPOINT_BYTES or (
+        unwritten > 0 and store.segments.cache.unwritten_bytes > 3 * UNWRITTEN_BYTES_MAX // 2
+    )
+
+
 def overdue_by_far(store: MessageStore) -> bool:
-    """The same, for a store whose last checkpoint waits for its blocks to be on disk."""
+    """Entries that were applied nevertheless, such as one of many megabytes: the checkpoint is
+    written without its files."""
     unwritten = store.segments.unwritten_bytes
     return unwritten > 12 * CHECKPOINT_BYTES or (
         unwritten > 0 and store.segments.cache.unwritten_bytes > 2 * UNWRITTEN_BYTES_MAX

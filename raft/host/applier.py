@@ -9,7 +9,8 @@ this node and nothing else.
 Applying many entries does not block the loop: after a time slice, the rest of the group's entries
 wait for another turn, and until then the group produces no Ready with further committed entries.
 Heartbeats, votes and log writes continue. A single entry that takes long is prepared in steps
-before it is applied (PreparingMachine)."""
+before it is applied (PreparingMachine). A machine may also hold its entries back until the disk has
+taken what is applied."""
 
 from __future__ import annotations
 
@@ -124,7 +125,6 @@ class Applier:
         is_long = group.preparer.is_long if group.preparer is not None else _never
         while backlog:
             if is_long(backlog[0]) and not self._prepared(group, backlog[0], deadline):
-                self._defer(group)
                 return False
             chunk = [backlog.popleft()]
             size = len(chunk[0].data)
@@ -140,12 +140,19 @@ class Applier:
         return True
 
     def _prepared(self, group: Group, entry: Entry, deadline: float) -> bool:
-        """Prepare the entry until the deadline. Returns whether preparation is complete."""
+        """Prepare the entry until the deadline. Returns whether preparation is complete; if it is
+        not, the group continues later."""
         assert group.preparer is not None
         if group.preparing is None or group.preparing[0] is not entry:
             group.preparing = (entry, group.preparer.prepare(entry))
-        for _ in group.preparing[1]:
+        for awaited in group.preparing[1]:
+            if awaited is not None:
+                group.preparing = None
+                group.deferred = True
+                awaited.add_done_callback(lambda _: self._defer(group))
+                return False
             if time.perf_counter() > deadline:
+                self._defer(group)
                 return False
         group.preparing = None
         return True

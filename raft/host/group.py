@@ -6,10 +6,11 @@ May not touch: sockets, the database, tasks."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from raft.core.messages import Entry
 from raft.core.raft_core import RaftCore
@@ -61,6 +62,9 @@ class StateMachine(Protocol):
         """State up to here survives a crash, so the log may be cut below."""
 
 
+Preparing = Iterator[asyncio.Future[Any] | None]
+
+
 @runtime_checkable
 class PreparingMachine(Protocol):
     """A machine with entries that take long to apply. Such an entry is prepared in steps, between
@@ -70,8 +74,9 @@ class PreparingMachine(Protocol):
     def is_long(self, entry: Entry) -> bool:
         """Whether there may be something to prepare. Called for every entry."""
 
-    def prepare(self, entry: Entry) -> Iterator[None]:
-        """In steps of about a millisecond."""
+    def prepare(self, entry: Entry) -> Preparing:
+        """In steps of about a millisecond. A future instead of None: nothing may be applied before
+        it is done; `prepare` is called again then."""
 
 
 @dataclass(slots=True)
@@ -173,7 +178,7 @@ class Group:
         self.log = log
         self.machine = machine
         self.preparer = machine if isinstance(machine, PreparingMachine) else None
-        self.preparing: tuple[Entry, Iterator[None]] | None = None  # first entry of the backlog
+        self.preparing: tuple[Entry, Preparing] | None = None  # first entry of the backlog
         self.persistent = persistent
         self.reads = GroupReads(core)
         self.relaxed = False  # its entries may be promised before they are flushed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct as Packing
 from typing import Protocol
@@ -35,8 +35,11 @@ class CheckpointedStream(Protocol):
     def overdue(self) -> bool:
         """Whether a checkpoint must be written now, prepared or not."""
 
+    def crowded(self) -> bool:
+        """No entry should be applied while a checkpoint waits for its blocks."""
+
     def overdue_by_far(self) -> bool:
-        """The same, while another checkpoint waits for its blocks."""
+        """As overdue, while a checkpoint waits for its blocks."""
 
     def work_ahead(self) -> bool:
         """Prepare a part of the next checkpoint. False when nothing is left to prepare."""
@@ -102,6 +105,20 @@ class Checkpoints:
             self.write_soon()
         elif self._turn is None and self._stream.needs_checkpoint():
             self._next_turn()
+
+    def held_back(self) -> asyncio.Future[WrittenValues] | None:
+        """What further entries have to wait for: much is applied that is not written, and a
+        checkpoint waits for the disk. Writing it into the database instead would hold the loop for
+        tens of milliseconds, and the disk would be no faster."""
+        waiting = self._waiting
+        if waiting is None or waiting.blocks.done() or not self._stream.crowded():
+            return None
+        return waiting.blocks
+
+    def room(self) -> Iterator[asyncio.Future[WrittenValues]]:
+        """The same, for a machine that prepares an entry."""
+        if (blocks := self.held_back()) is not None:
+            yield blocks
 
     def work_ahead(self) -> bool:
         """Prepare a part of the next checkpoint. False when only writing it is left."""

@@ -1,10 +1,8 @@
 """One stream's Raft group on this node: the Raft state machine around a replicated Stream.
 
-Owns: the Stream, its checkpoints, the proposals of this node, and, while this node leads, the
-Leadership.
+Owns: the Stream, its checkpoints, the proposals of this node, and the Leadership while it leads.
 May not touch: how commands change the stream (broker.jetstream), other groups.
-Promises: an answer to a publish or a command is sent only when its entry is applied, that is, after
-a majority has it on disk.
+Promises: a publish or a command is answered once its entry is applied: a majority has it on disk.
 The path of a publish: publish() -> Host.propose -> apply() -> services.answer.
 Spec: docs/ARCHITECTURE.md, "Invariants"."""
 
@@ -45,7 +43,7 @@ from broker.store.memory_db import MemoryDb
 from broker.store.segments import BlockCache
 from broker.store.state_keys import StateKeeper
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
-from raft.host.group import MachineDamaged, SnapshotUnavailable
+from raft.host.group import MachineDamaged, Preparing, SnapshotUnavailable
 from raft.host.host import Host
 from raft.store.disk_space import Space
 
@@ -318,10 +316,12 @@ class Replica:
     # -- raft.StateMachine ----------------------------------------------------------------------
 
     def is_long(self, entry: Entry) -> bool:
-        return entry.kind is EntryKind.NORMAL and self.stream.is_long(entry.data)
+        searches = entry.kind is EntryKind.NORMAL and self.stream.is_long(entry.data)
+        return searches or self.checkpoints.held_back() is not None
 
-    def prepare(self, entry: Entry) -> Iterator[None]:
+    def prepare(self, entry: Entry) -> Preparing:
         try:
+            yield from self.checkpoints.room()
             yield from self.stream.prepare(entry.data)
         except BlockDamaged as damage:
             raise MachineDamaged(str(damage)) from damage

@@ -324,6 +324,9 @@ class Stream:
     def overdue(self) -> bool:
         return persistence.overdue(self.store)
 
+    def crowded(self) -> bool:
+        return persistence.crowded(self.store)
+
     def overdue_by_far(self) -> bool:
         return persistence.overdue_by_far(self.store)
 

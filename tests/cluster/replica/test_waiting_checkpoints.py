@@ -64,12 +64,16 @@ class GrowingStream:
         self.unwritten = 0
         self.in_batch = 0
         self.far = False
+        self.many = False
 
     def needs_checkpoint(self) -> bool:
         return self.unwritten > 0
 
     def overdue(self) -> bool:
         return self.unwritten > 0
+
+    def crowded(self) -> bool:
+        return self.many
 
     def overdue_by_far(self) -> bool:
         return self.far
@@ -243,5 +247,45 @@ def test_checkpoints_that_come_together_are_written_by_one_job() -> None:
         for job in [writer.write([(key(G, BLOCK, n), VALUE)]) for n in range(2)]:
             with pytest.raises(OSError, match="broken"):
                 await job
+
+    run(work())
+
+
+def test_entries_wait_for_a_checkpoint_when_much_is_applied_and_not_written() -> None:
+    """They were applied until the loop wrote 24 MB into the database, in 80 ms."""
+
+    async def work() -> None:
+        node = Node()
+        node.stream.many = True
+        assert node.checkpoints.held_back() is None  # no checkpoint waits for the disk
+        node.apply()
+        await turns(3)
+        held = node.checkpoints.held_back()
+        assert held is not None
+        node.stream.many = False
+        assert node.checkpoints.held_back() is None  # little is unwritten
+        node.stream.many = True
+        gone_on: list[int] = []
+        held.add_done_callback(lambda _: gone_on.append(node.stream.in_batch))
+        await node.writer.finish()
+        assert gone_on == [0]  # after the checkpoint is written
+        assert node.checkpoints.held_back() is None
+
+    run(work())
+
+
+def test_entries_go_on_when_blocks_cannot_be_written_to_files() -> None:
+    async def work() -> None:
+        node = Node()
+        node.stream.many = True
+        node.apply()
+        await turns(3)
+        held = node.checkpoints.held_back()
+        assert held is not None
+        await node.writer.finish(OSError(errno.EIO, "broken"))
+        assert held.done()
+        assert node.checkpoints.held_back() is None
+        assert node.record == b"1"
+        assert not node.failures
 
     run(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 
 from raft.core.messages import Entry
 from raft.host import applier
-from raft.host.group import Group
+from raft.host.group import Group, Preparing
 from tests.support.host_rig import Cluster, G, run, until
 
 
@@ -143,5 +144,35 @@ def test_a_long_entry_is_prepared_in_steps_and_applied_alone(
         assert story == ["apply [1, 1]", *steps, "apply [2, 1]", "apply [3, 1]"]
         assert turns >= 3
         assert group.preparing is None
+
+    run(tmp_path, body, names=["a"])
+
+
+def test_entries_wait_for_what_their_machine_waits_for(tmp_path: Path) -> None:
+    async def body(cluster: Cluster) -> None:
+        (node,) = cluster.nodes
+        await cluster.leader()
+        await until(lambda: node.ledger.applied > 0)
+        group = node.host._table.get(G)
+        before, asked = node.ledger.applied, 0
+        disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def prepare(_entry: Entry) -> Preparing:
+            nonlocal asked
+            asked += 1
+            if not disk.done():
+                yield disk
+
+        group.preparer = SimpleNamespace(is_long=lambda _: True, prepare=prepare)
+        for number in (1, 2):
+            node.host.propose(G, b"[%d, 1]" % number)
+        await until(lambda: asked == 1)
+        await until(lambda: group.core.status().commit >= before + 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (asked, node.ledger.applied) == (1, before)  # nobody asks again and again
+        disk.set_result(None)
+        await until(lambda: node.ledger.applied == before + 2)
+        assert not group.deferred
 
     run(tmp_path, body, names=["a"])
