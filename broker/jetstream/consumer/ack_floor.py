@@ -44,9 +44,10 @@ class AckFloor:
 
     def deliver(self, first: int, last: int, *, consumer_seq: int) -> None:
         """Stream sequences first..last were delivered, the first of them as `consumer_seq`."""
-        sequences = range(first, last + 1)
+        sequences = list(range(first, last + 1))  # the same numbers everywhere: each takes memory
         end = consumer_seq + len(sequences)
-        self.pending.update(zip(sequences, range(consumer_seq, end), strict=True))
+        numbers = sequences if consumer_seq == first else range(consumer_seq, end)
+        self.pending.update(zip(sequences, numbers, strict=True))
         self._order.extend(sequences)
         self.delivered_up_to(stream_seq=last, consumer_seq=end - 1)
 
@@ -89,19 +90,31 @@ class AckFloor:
         stream_seq = min(stream_seq, self.stream_seq)
         if stream_seq <= self.floor_stream_seq:
             return []
-        pending, order = self.pending, self._order
         settled = [sequence for sequence in self.exhausted if sequence <= stream_seq]
         self.exhausted.difference_update(settled)
-        while order and order[0] <= stream_seq:
-            sequence = order.popleft()
-            if pending.pop(sequence, None) is not None:
-                settled.append(sequence)
+        settled += self._take_pending(stream_seq)
         self._forget_counts(settled)
         consumer_seq = min(consumer_seq, self.consumer_seq)
         self.floor_stream_seq = stream_seq
         self.floor_consumer_seq = max(self.floor_consumer_seq, consumer_seq)
         settled.sort()
         return settled
+
+    def _take_pending(self, stream_seq: int) -> list[int]:
+        """Those at or below, ascending, which are no longer pending. Mostly these are all: one ack
+        may settle a hundred thousand, and then nothing is looked at one by one."""
+        pending, order = self.pending, self._order
+        if order and order[-1] <= stream_seq:
+            taken = list(pending)
+            pending.clear()
+            order.clear()
+            return taken
+        taken = []
+        while order and order[0] <= stream_seq:
+            sequence = order.popleft()
+            if pending.pop(sequence, None) is not None:
+                taken.append(sequence)
+        return taken
 
     def exhaust(self, sequences: Iterable[int]) -> None:
         """Delivered max_deliver times: no longer pending, but not acked. The floor does not move

@@ -155,11 +155,15 @@ class Redelivery:
         return self._ack_wait_ns
 
     def _compact(self) -> None:
-        """Drop settled entries, which otherwise pile up behind one message that is not acked."""
+        """Drop settled entries, which otherwise pile up behind one message that is not acked. What
+        is below all that is due was settled, perhaps by one ack: that needs no look."""
         due = self._due
+        lowest = min(due, default=0)
         kept: deque[tuple[int, Sequence[int]]] = deque()
         size = 0
         for deadline, seqs in self._fifo:
+            if seqs[-1] < lowest:  # they ascend
+                continue
             alive = [seq for seq in seqs if due.get(seq) == deadline]
             if alive:
                 kept.append((deadline, alive))
