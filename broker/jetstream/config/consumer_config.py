@@ -106,7 +106,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
     def filters(self) -> tuple[bytes, ...]:
         """Subject filters as bytes; empty means every subject."""
         texts = (self.filter_subject,) if self.filter_subject else self.filter_subjects
-        return tuple(text.encode() for text in texts)
+        return tuple(map(str.encode, texts))
 
 
 class ConsumerCreateRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,10 @@ class SubjectFilter:
 
     def __init__(self, patterns: tuple[bytes, ...]) -> None:
         self.patterns = patterns
-        literal = not any(map(has_wildcard, patterns))
+        # One look at all of them first: there may be a hundred thousand.
+        everything = b" ".join(patterns)
+        suspect = b"*" in everything or b">" in everything
+        literal = not (suspect and any(map(has_wildcard, patterns)))
         # The patterns, if none of them has a wildcard; otherwise empty.
         self.literals = patterns if literal else ()
         self._named = frozenset(self.literals)
