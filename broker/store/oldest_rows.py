@@ -119,7 +119,10 @@ def stored_of(segment: Segment, rows: Rows, stretches: list[Stretch]) -> Iterabl
         return chain.from_iterable(
             without_deleted(segment, rows, begin, end) for begin, end in stretches if begin < end
         )
-    stored = BitMap64(rows.seqs_of(stretches)) - deleted
+    wanted = BitMap64(rows.seqs_of(stretches))
+    if wanted.isdisjoint(deleted):  # those of other subjects were removed
+        return stretches
+    stored = wanted - deleted
     if segment.contiguous:
         found: Iterable[int] = (seq - segment.first_seq for seq in stored)
     else:

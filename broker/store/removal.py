@@ -220,9 +220,10 @@ class Removal:
     ) -> SubjectEntry | None:
         """Remove the oldest, block by block. Returns the entry of what is left."""
         left: SubjectEntry | None = entry
-        newest = 0
+        start = 0
         while left is not None and count > 0:
-            segment, stretches = self._oldest_stretches(subject, left, count, start=newest + 1)
+            segment, stretches = self._oldest_stretches(subject, left, count, start=start)
+            start = segment.last_seq + 1  # if some are missing, this block has no more of them
             newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
             count -= self._take_rows(segment, stretches)
             left = self.store.index.get(subject)

@@ -88,6 +88,26 @@ def test_a_roll_up_reads_only_where_its_subject_is(
     assert store.subject_state(b"s.3") is None
 
 
+def test_a_roll_up_looks_once_at_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of each was looked at again: half of the 11 ms for 20,000 messages."""
+    store = filled(monkeypatch, [b"s.%d" % (at % 2) for at in range(2000)], rows=100)
+    looks = 0
+    original = View.stretches_of
+
+    def counted(self: View, subject: bytes) -> list[tuple[int, int]]:
+        nonlocal looks
+        looks += 1
+        return original(self, subject)
+
+    monkeypatch.setattr(View, "stretches_of", counted)
+    for subject in (b"s.0", b"s.1"):  # the others are removed when the second one is looked for
+        looks = 0
+        assert store.purge(subject, keep=1) == 999
+        assert looks <= 21
+    assert store.subject_state(b"s.0") == (1, 1999, 1999)
+    assert store.subject_state(b"s.1") == (1, 2000, 2000)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_many_at_once_are_the_same_as_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, seed: int
