@@ -26,7 +26,8 @@ T = TypeVar("T")
 # A publish that waits for its ack needs four or five turns of the loop, so they have to be short.
 TURN_S = 0.002  # time slice of a client or a stream, and of the queue in one turn of the loop
 DIRECT_S = 0.001  # what an account may use per turn of the loop before its work has to queue
-ALONE_S = 0.004  # the same, while no other account has work
+ALONE_S = 0.004  # the same, while no other account has work, or has had some recently
+RECENTLY_S = 0.25
 LITTLE_S = 0.0002  # less than this is not worth a callback that resets the counter after the turn
 STEPS_S = 0.0005  # work in steps yields to the next in the queue after this time
 IDLE_KEPT = 1024  # accounts or connections without waiting work whose use is remembered
@@ -76,7 +77,9 @@ class _Lane(Generic[T]):
 class FairQueue:
     """FIFO within a connection. Each callback is called once."""
 
-    __slots__ = ("_accounts", "_count", "_direct_s", "_due", "_forgetting")
+    __slots__ = (
+        "_accounts", "_count", "_direct_s", "_due", "_forgetting", "_latest", "_latest_since",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._accounts: _Lane[_Lane[deque[Act]]] = _Lane()
@@ -84,6 +87,8 @@ class FairQueue:
         self._due = False
         self._direct_s: dict[Hashable, float] = {}  # used in this turn without queueing
         self._forgetting = False  # `_forget` is scheduled for the end of this turn
+        self._latest: Hashable = None  # the account that was served last without queueing
+        self._latest_since = -RECENTLY_S  # served alone since then
 
     def wait(self, act: Act, account: Hashable = None, connection: Hashable = None) -> None:
         """Call `act` in a later turn of the event loop."""
@@ -106,10 +111,16 @@ class FairQueue:
 
     def _has_others(self, account: Hashable) -> bool:
         waiting = self._accounts.waiting
-        return len(self._direct_s) > 1 or len(waiting) > (account in waiting)
+        if len(self._direct_s) > 1 or len(waiting) > (account in waiting):
+            return True
+        return time.perf_counter() - self._latest_since < RECENTLY_S
 
     def used(self, account: Hashable, used_s: float) -> None:
         """Count CPU time that the account used without queueing."""
+        if account != self._latest:
+            if self._latest is not None:
+                self._latest_since = time.perf_counter()
+            self._latest = account
         used_s += self._direct_s.get(account, 0.0)
         self._direct_s[account] = used_s
         if used_s > LITTLE_S and not self._forgetting:

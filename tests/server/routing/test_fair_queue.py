@@ -297,7 +297,9 @@ def test_a_small_request_schedules_nothing() -> None:
     FairQueue().used("quiet", fair_queue.LITTLE_S / 2)  # there is no event loop here
 
 
-def test_an_account_that_is_alone_has_a_larger_share() -> None:
+def test_an_account_that_is_alone_has_a_larger_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "RECENTLY_S", 0.0)
+
     async def test() -> None:
         queue = FairQueue()
         queue.used("busy", 2 * fair_queue.DIRECT_S)
@@ -312,6 +314,27 @@ def test_an_account_that_is_alone_has_a_larger_share() -> None:
         assert queue.exhausted("busy")
 
     run(test())
+
+
+def test_an_account_is_not_alone_while_another_one_sends_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A quiet client is seldom there in the same turn, but waits for the end of it."""
+    now = 100.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(fair_queue, "time", clock)
+    queue = FairQueue()
+    queue._forgetting = True  # no event loop here
+    queue.used("busy", 2 * fair_queue.DIRECT_S)
+    assert not queue.exhausted("busy")
+    queue.used("quiet", 0.0)
+    queue._forget()
+    queue._forgetting = True
+    now += fair_queue.RECENTLY_S / 2
+    queue.used("busy", 2 * fair_queue.DIRECT_S)
+    assert queue.exhausted("busy")
+    now += 2 * fair_queue.RECENTLY_S
+    assert not queue.exhausted("busy")
 
 
 def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
