@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker.accounts.authentication import Authenticator
+from broker.accounts.identity import Credentials
 from broker.config.load import BadSettings, load, parse_flags
 from broker.config.options import AccountOptions, Authorization, CalloutOptions, Options, User
 from broker.credentials import jwt, nkeys
@@ -279,7 +281,7 @@ authorization { auth_callout %s }
         ),
         (
             f"{{ issuer: {ISSUER.public}, users: [other], account: AUTH }}",
-            'auth_callout: "other" is not a user of account "AUTH"',
+            'auth_callout: there is no user "other"',
         ),
     ],
     ids=[
@@ -293,3 +295,18 @@ def test_bad_blocks_are_refused(tmp_path: Path, block: str, text: str) -> None:
     with pytest.raises(BadSettings) as refused:
         load(parse_flags(["-c", str(path)]))
     assert text in str(refused.value)
+
+
+def test_users_of_other_accounts_log_in_without_a_callout(tmp_path: Path) -> None:
+    """Such as those of the system account."""
+    path = tmp_path / "server.conf"
+    users = (
+        "AUTH: { users: [{user: judge, password: x}] }, SYS: { users: [{user: s, password: x}] }"
+    )
+    path.write_text(
+        f"accounts {{ {users} }}\nauthorization {{ auth_callout "
+        f"{{ issuer: {ISSUER.public}, users: [judge, s], account: AUTH }} }}"
+    )
+    authenticator = Authenticator(load(parse_flags(["-c", str(path)])).options.authorization)
+    judged = [authenticator.delegates(Credentials(user=name)) for name in ("judge", "s", "guest")]
+    assert judged == [False, False, True]
