@@ -161,6 +161,12 @@ def unwritten_bytes(store: MessageStore) -> int:
     return segments.unwritten_bytes + (segments.builder.nbytes if growing else 0)
 
 
+def growing_bytes(store: MessageStore) -> int:
+    """Of the growing block, which is in memory, written or not."""
+    segments = store.segments
+    return segments.builder.nbytes if segments.tail is not None else 0
+
+
 def checkpoint(store: MessageStore, batch: StateBatch) -> int:
     """Queue everything that changed. The growing block is written as it is now, and again later.
     Returns how many bytes of blocks were queued.

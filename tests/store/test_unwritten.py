@@ -27,3 +27,17 @@ def test_a_deleted_stream_counts_no_longer() -> None:
     cache.discard_group(1)
     cache.discard_group(1)
     assert cache.unwritten_bytes == 50
+
+
+def test_a_block_that_is_sealed_early_is_read_and_goes_on() -> None:
+    store = MessageStore()
+    for at in range(3):
+        store.append(b"a", b"", b"x" * 100, time_ns=at + 1)
+    assert persistence.growing_bytes(store) > 300
+    store.segments.seal()
+    assert persistence.growing_bytes(store) == 0
+    assert persistence.unwritten_bytes(store) > 300
+    store.append(b"a", b"", b"y", time_ns=9)
+    assert (store.messages, store.first_seq, store.last_seq) == (4, 1, 4)
+    assert store.subject_state(b"a") == (4, 1, 4)
+    assert persistence.growing_bytes(store) > 0

@@ -35,6 +35,10 @@ class CheckpointedStream(Protocol):
     def overdue(self) -> bool:
         """Whether a checkpoint must be written now, prepared or not."""
 
+    def growing_bytes(self) -> int: ...
+    def seal(self) -> None:
+        """End the growing block."""
+
     def crowded(self) -> bool:
         """No entry should be applied while a checkpoint waits for its blocks."""
 
@@ -105,6 +109,15 @@ class Checkpoints:
             self.write_soon()
         elif self._turn is None and self._stream.needs_checkpoint():
             self._next_turn()
+
+    def idle_bytes(self) -> int:
+        """Of the growing block, if nothing was applied since the last checkpoint."""
+        return 0 if self._in_memory or self.dirty else self._stream.growing_bytes()
+
+    def seal(self) -> None:
+        """End the growing block. The next checkpoint writes it, and it leaves the memory."""
+        self._stream.seal()
+        self.dirty = True
 
     def held_back(self) -> asyncio.Future[WrittenValues] | None:
         """What further entries have to wait for: much is applied that is not written, and a

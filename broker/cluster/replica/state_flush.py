@@ -32,6 +32,8 @@ FLUSH_EVERY_FULL_S: Final = 1.0  # on a full disk: purged messages must leave it
 FLUSH_SHARE: Final = 20
 FLUSH_PAUSE_MAX_S: Final = 1.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
+IDLE_BYTES_MAX: Final = 16 << 20  # of the growing blocks of idle streams; above, they are sealed
+IDLE_BLOCK_BYTES: Final = 128 << 10  # smaller ones are not worth a block
 ERASE_AFTER_S: Final = 1.0  # erasures within this time are handled together
 ERASE_FULL_S: Final = 60.0  # until it is tried again without enough space
 ERASE_SHARE: Final = 20  # at most one twentieth of the time is spent on rewriting
@@ -135,6 +137,7 @@ class StateFlush:
     async def _flush(self) -> None:
         async with self._one_at_a_time:
             self._unflushed_bytes = 0
+            self._seal_idle_blocks()
             for replica in [r for r in self._replicas if r.checkpoints.dirty]:
                 checkpoints = replica.checkpoints
                 while checkpoints.work_ahead():  # noqa: ASYNC110 - a part per turn
@@ -155,6 +158,14 @@ class StateFlush:
             await asyncio.to_thread(self._store.flush_state)
             for flushed, index in marks:
                 flushed(index)
+
+    def _seal_idle_blocks(self) -> None:
+        """Streams that nobody writes to keep a megabyte each otherwise, for ever."""
+        idle = [(one.checkpoints, one.checkpoints.idle_bytes()) for one in self._replicas]
+        if sum(size for _, size in idle) > IDLE_BYTES_MAX:
+            for checkpoints, size in idle:
+                if size >= IDLE_BLOCK_BYTES:
+                    checkpoints.seal()
 
     # -- secure erase ---------------------------------------------------------------------------
 

@@ -324,6 +324,14 @@ class Stream:
     def overdue(self) -> bool:
         return persistence.overdue(self.store)
 
+    def growing_bytes(self) -> int:
+        return persistence.growing_bytes(self.store)
+
+    def seal(self) -> None:
+        """End the growing block: after the next checkpoint it is in memory only while it is read.
+        Where blocks begin and end does not matter to other replicas."""
+        self.store.segments.seal()
+
     def crowded(self) -> bool:
         return persistence.crowded(self.store)
 

@@ -63,6 +63,7 @@ class Member:
     dirty: bool = True
     written: int = 0
     unflushed: bool = False
+    idle: int = 0
 
     @property
     def checkpoints(self) -> Member:
@@ -70,6 +71,13 @@ class Member:
 
     def work_ahead(self) -> bool:
         return self.stream.work_ahead()
+
+    def idle_bytes(self) -> int:
+        return 0 if self.dirty else self.idle
+
+    def seal(self) -> None:
+        self.node.events.append("seal")
+        self.dirty = True
 
     async def settled(self) -> None:
         """No checkpoint waits for its blocks."""
@@ -277,3 +285,34 @@ def test_after_a_slow_flush_the_next_one_waits(
         await asyncio.wait([task])
 
     run_clocked(work)
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"),
+    [
+        (flushing.IDLE_BYTES_MAX, ["flush"]),
+        (flushing.IDLE_BYTES_MAX + 1, ["seal", "checkpoint", "flush", "durable 30"]),
+    ],
+)
+def test_growing_blocks_of_idle_streams_leave_the_memory(
+    tmp_path: Path, idle: int, expected: list[str]
+) -> None:
+    """Three hundred mirrors kept 300 MB, for ever."""
+
+    async def work() -> None:
+        node = Node(tmp_path)
+        node.member.dirty, node.member.idle = False, idle
+        await node.flushing()._flush()
+        assert node.events == expected
+
+    run(work())
+
+
+def test_a_stream_that_is_written_to_keeps_its_growing_block(tmp_path: Path) -> None:
+    async def work() -> None:
+        node = Node(tmp_path)
+        node.member.idle = 2 * flushing.IDLE_BYTES_MAX
+        await node.flushing()._flush()
+        assert "seal" not in node.events
+
+    run(work())

@@ -65,6 +65,7 @@ class GrowingStream:
         self.in_batch = 0
         self.far = False
         self.many = False
+        self.growing = 0
 
     def needs_checkpoint(self) -> bool:
         return self.unwritten > 0
@@ -74,6 +75,12 @@ class GrowingStream:
 
     def crowded(self) -> bool:
         return self.many
+
+    def growing_bytes(self) -> int:
+        return self.growing
+
+    def seal(self) -> None:
+        self.growing = 0
 
     def overdue_by_far(self) -> bool:
         return self.far
@@ -287,5 +294,20 @@ def test_entries_go_on_when_blocks_cannot_be_written_to_files() -> None:
         assert node.checkpoints.held_back() is None
         assert node.record == b"1"
         assert not node.failures
+
+    run(work())
+
+
+def test_a_growing_block_is_idle_after_a_checkpoint_and_written_when_it_is_sealed() -> None:
+    async def work() -> None:
+        node = Node()
+        node.stream.growing = 700
+        node.checkpoints.dirty = True
+        assert node.checkpoints.idle_bytes() == 0  # something was applied
+        node.checkpoints.write()
+        assert node.checkpoints.idle_bytes() == 700
+        node.checkpoints.seal()
+        assert node.stream.growing == 0
+        assert node.checkpoints.dirty
 
     run(work())
