@@ -29,6 +29,7 @@ from broker.spark.pushdown import Narrowed
 
 logger = logging.getLogger("jetraft.spark")
 
+LARGE_COLUMNS: Final = frozenset({"headers", "data"})  # without them the number of rows decides
 SPARSE_TIMES_MAX: Final = 16  # as large partitions, where hardly a message is read
 
 
@@ -132,12 +133,16 @@ class QueryPlanner:
             behind = min(behind, narrowed.behind_seq)
         if narrowed.behind_ns is not None:
             behind = min(behind, at[narrowed.behind_ns])
+        cuts: tuple[int, ...] = ()
+        if not columns or not LARGE_COLUMNS.isdisjoint(columns):
+            piece = options.max_bytes_per_partition
+            cuts = self.cuts(plan, first=first, behind=behind, piece=piece)
         return ranges(
             plan,
             options,
             first=first,
             behind=behind,
-            cuts=self.cuts(plan, first=first, behind=behind, piece=options.max_bytes_per_partition),
+            cuts=cuts,
             subjects=narrowed.subjects,
             columns=columns,
         )

@@ -119,6 +119,10 @@ def test_partitions_are_cut_by_bytes() -> None:
         given = {"servers": cluster.servers, "stream": STREAM, "maxBytesPerPartition": str(size)}
         planner = QueryPlanner(parse_options(given))
         pieces = [(one.first, one.last) for one in planner.batch(Narrowed(), ())]
+        small = planner.batch(Narrowed(), stored_columns(("seq", "subject", "time")))
+        large = planner.batch(Narrowed(), stored_columns(("seq", "headers")))
         planner.close()
+    assert len(small) == 1  # bytes that are not read do not count
+    assert len(large) == len(pieces)
     assert len(pieces) in (4, 5)
     assert (pieces[0][0], pieces[-1][1]) == (1, 3000)
