@@ -8,7 +8,6 @@ Every connection takes a file descriptor that a client would need."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +15,11 @@ from typing import Protocol, TypeVar
 
 CONNECTIONS_MAX = 512
 ASKED_WITHIN_SECONDS = 15.0
+SENT_WITHIN_SECONDS = 10.0
 
 
 class HttpConnection(Protocol):
-    """A connection of aiohttp."""
+    """A connection, plain or of aiohttp."""
 
     def force_close(self) -> None: ...
 
@@ -39,20 +39,31 @@ class MonitorDoor:
     def __len__(self) -> int:
         return len(self._open)
 
-    def entered(self, connection: P) -> P:
-        """A connection that is being accepted."""
+    def entered(self, connection: P, *, at: float | None = None) -> P:
+        """A connection that is being accepted. `at`: when it must have asked, by the loop."""
         if len(self._open) >= CONNECTIONS_MAX:
             self._sweep()
         loop = asyncio.get_running_loop()
-        self._open[connection] = loop.call_later(ASKED_WITHIN_SECONDS, self._close, connection)
+        at = loop.time() + ASKED_WITHIN_SECONDS if at is None else at
+        self._open[connection] = loop.call_at(at, self._close, connection)
         return connection
 
     def asked(self, connection: HttpConnection) -> None:
-        """It has sent a whole request: from now on aiohttp watches it."""
+        """It has sent a whole request: from now on it watches itself."""
         timer = self._open.get(connection)
         if timer is not None:
             timer.cancel()
             self._open[connection] = None
+
+    def replaced(self, connection: HttpConnection, by: HttpConnection) -> None:
+        """From now on the socket belongs to another one, with the time that is left to it."""
+        timer = self._open.get(connection)
+        self._forget(connection)
+        self.entered(by, at=None if timer is None else timer.when())
+
+    def close_all(self) -> None:
+        for connection in list(self._open):
+            self._close(connection)
 
     def _sweep(self) -> None:
         for one in [one for one in self._open if one.transport is None]:
@@ -95,17 +106,8 @@ class SendBudget:
                 if not turn.done():
                     turn.set_result(None)
 
-
-def quiet_logger() -> logging.Logger:
-    """aiohttp's own, without what is not HTTP: its answer says so to whoever sent it. Otherwise
-    anybody could fill the log with tracebacks."""
-    found = logging.getLogger("aiohttp.server")
-    found.addFilter(_failed_here)
-    return found
-
-
-def _failed_here(record: logging.LogRecord) -> bool:
-    from aiohttp.http_exceptions import HttpProcessingError
-
-    problem = record.exc_info[1] if record.exc_info else None
-    return not isinstance(problem, HttpProcessingError)
+    @asynccontextmanager
+    async def sending(self, size: int) -> AsyncIterator[None]:
+        """The same, with the time that it may take. Raises TimeoutError."""
+        async with asyncio.timeout(SENT_WITHIN_SECONDS), self.taken(size):
+            yield

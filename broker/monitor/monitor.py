@@ -61,7 +61,7 @@ class Monitor:
             self.http.open()
 
     def serve_http(self) -> None:
-        """Answer requests, as soon as aiohttp is imported."""
+        """Answer requests."""
         if self.http is not None:
             self._server.spawn(self.http.serve(), name="monitor")
 

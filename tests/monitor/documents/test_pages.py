@@ -8,7 +8,7 @@ import pytest
 
 from broker.monitor.documents import connz
 from broker.server.client import connections as record
-from tests.monitor.documents.test_http import HTTP, document, http_port
+from tests.monitor.documents.test_http import HTTP, document, get, http_port
 from tests.support.server import PATIENCE, RawClient, run, running, until
 
 
@@ -85,14 +85,14 @@ def test_lists_are_cut_and_counts_are_exact(monkeypatch: pytest.MonkeyPatch) -> 
     run(test())
 
 
-def test_an_unfinished_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.monitor.http_server.IDLE_SECONDS", 0.3)
+def test_an_unfinished_request_of_the_console_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.monitor.http_connections.ASKED_WITHIN_SECONDS", 0.3)
 
     async def test() -> None:
         async with running(http=HTTP) as server:
-            await document(server, "/varz")  # the socket listens before aiohttp is imported
+            await get(server, "/")  # aiohttp is imported now
             slow = await asyncio.open_connection("127.0.0.1", http_port(server))
-            slow[1].write(b"GET /varz HTTP/1.1\r\nHost: x\r\nX-")
+            slow[1].write(b"POST / HTTP/1.1\r\nHost: x\r\nX-")
             async with asyncio.timeout(PATIENCE):
                 assert await slow[0].read() == b""
             slow[1].close()

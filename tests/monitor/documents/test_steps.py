@@ -17,7 +17,7 @@ from broker.monitor.documents.json_text import MEMBERS, json_text
 from broker.monitor.http_connections import MonitorDoor, SendBudget
 from broker.server.server import Server
 from broker.subjects import STEP_ITEMS, Steps, finish
-from tests.monitor.documents.test_http import HTTP, document, get, http_port
+from tests.monitor.documents.test_http import HTTP, document, http_port
 from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
 
 VALUES = st.recursive(
@@ -112,7 +112,6 @@ def test_who_does_not_finish_a_request_is_closed(monkeypatch: pytest.MonkeyPatch
 
     async def test() -> None:
         async with running(http=HTTP) as server:
-            await get(server, "/varz")  # aiohttp is imported now
             reader, writer = await asyncio.open_connection("127.0.0.1", http_port(server))
             writer.write(b"GET /varz HTTP/1.1\r\nX: ")
             async with asyncio.timeout(PATIENCE):
@@ -124,7 +123,7 @@ def test_who_does_not_finish_a_request_is_closed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_does_not_read_a_long_document_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "SENT_WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr(http_connections, "SENT_WITHIN_SECONDS", 0.2)
     monkeypatch.setattr(http_server, "UNSENT_MAX", 1)  # one at a time
 
     async def test() -> None:
