@@ -416,19 +416,24 @@ class LeaderApi:
         if consumer is None:
             raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
         if known is None:
-            pending = await self.turns.run(consumer.counting(), replica.account.name, replica)
+            pending = await self._count(replica, consumer)
+            if pending is None:
+                pending = await self.turns.run(consumer.counting(), replica.account.name, replica)
             shown = self.info.consumer(replica, consumer, shown=True, fresh_pending=pending)
         else:
             await self._count(replica, consumer)
             shown = self.info.consumer(replica, consumer, shown=True)
         return encode_response(ApiKind.CONSUMER_CREATE, shown)
 
-    async def _count(self, replica: Replica, *consumers: Consumer) -> None:
-        """Count num_pending for the infos of these consumers, in steps."""
+    async def _count(self, replica: Replica, *consumers: Consumer) -> int | None:
+        """Count num_pending for the infos of these consumers, in steps. Returns the number of the
+        last one before its first delivery; None if this node does not serve it."""
+        pending = None
         for consumer in consumers:
             if replica.leading is not None:
                 steps = replica.leading.counting(consumer.name)
-                await self.turns.run(steps, replica.account.name, replica)
+                pending = await self.turns.run(steps, replica.account.name, replica)
+        return pending
 
     def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:
         """Checked here and not at apply: only the leader knows whether a subscriber is bound."""

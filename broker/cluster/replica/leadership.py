@@ -185,11 +185,10 @@ class Leadership:
                 self._watch(engine)
             self._wake(engine)
 
-    def counting(self, name: str) -> Steps[None]:
-        """Count what `numbers` needs, in steps."""
+    def counting(self, name: str) -> Steps[int | None]:
+        """As Delivery.counting; None if the consumer is not served."""
         engine = self.engines.get(name)
-        if engine is not None:
-            yield from engine.counting(self._time.now())
+        return None if engine is None else (yield from engine.counting(self._time.now()))
 
     def push_bound(self, name: str) -> bool:
         engine = self.engines.get(name)

@@ -266,10 +266,12 @@ class Delivery:
         replication.flush."""
         return self._acks.take_all(now)
 
-    def counting(self, now: int) -> Steps[None]:
-        """Count what `numbers` needs, in steps."""
+    def counting(self, now: int) -> Steps[int]:
+        """Count what `numbers` needs, in steps. Returns num_pending plus what was delivered since:
+        for a new consumer, num_pending before its first delivery."""
         while not self._cursor.counted(now, exact=True):
             yield
+        return self._cursor.count(now) + self._cursor.live.consumer_seq
 
     @property
     def push_bound(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from broker.jetstream.delivery.effects import Deliver, StatusMessage
 from broker.store import segments
 from broker.store.index.subject_filter import SubjectFilter
+from broker.subjects import finish
 from tests.support.consumer_rig import Bench
 
 ROWS, SEGMENTS = 1024, 4
@@ -107,3 +108,17 @@ def test_messages_removed_during_a_count_are_counted_again() -> None:
     for _ in bench.delivery.counting(bench.now):
         pass
     assert bench.delivery.numbers(bench.now).num_pending == ROWS * SEGMENTS - 1 - 10
+
+
+def test_the_count_of_a_new_consumer_serves_its_first_message(compared: list[int]) -> None:
+    """The answer to its creation shows the number, and so does the first message."""
+    bench = consumer(2, "s.*.x")
+    every = ROWS * SEGMENTS - 1
+    assert finish(bench.delivery.counting(bench.now)) == every
+    compared[0] = 0
+    bench.pull("r", '{"batch":1}')
+    (delivered,) = pumps(bench, compared)
+    assert isinstance(delivered, Deliver)
+    assert delivered.pending == every - 1
+    assert compared[0] <= ROWS + 1  # a segment was searched, and nothing counted
+    assert finish(bench.delivery.counting(bench.now)) == every  # as it was before that message
