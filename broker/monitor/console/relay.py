@@ -59,6 +59,7 @@ class ConsoleRelay:
         # By the last token of the reply: subject, answer.
         self._waiting: dict[bytes, tuple[str, asyncio.Future[bytes]]] = {}
         self._last = 0
+        self.account = ""  # of the user, once signed in
         self._held = 0  # bytes of answers that the page has not taken yet
         self._room = asyncio.Event()
         self._room.set()
@@ -83,6 +84,9 @@ class ConsoleRelay:
             while (line := await self._line()) != b"PONG":
                 if line.startswith(b"-ERR"):
                     raise RelayClosed(_reason(line))
+            self.account = (await self.info()).get(
+                "remote_account", ""
+            )  # sent after the first PONG
 
     async def receive(self) -> None:
         """Take answers until the server closes the connection. Raises RelayClosed."""

@@ -7,14 +7,15 @@ what allowed.py leaves out.
 Frames, one JSON object each. The server begins with {"nonce", "auth_required", "admin", "server"}.
 The page answers {"login": {...}} and gets {"signed_in": true} or {"refused": reason}. Then it sends
 {"id", "subject", "payload"} and gets {"id", "answer"} or {"id", "error"}.
-Bounds: SESSIONS_MAX sessions, FRAME_MAX bytes per frame. As many again may be signing in, for
-SIGN_IN_WITHIN_S each; one more closes the oldest of them: nobody needs credentials for that, so it
-must not keep out who has some."""
+Bounds: SESSIONS_MAX sessions, half of them for one account, FRAME_MAX bytes per frame. As many
+again may be signing in, for SIGN_IN_WITHIN_S each; one more closes the oldest of them: nobody needs
+credentials for that, so it must not keep out who has some."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 SESSIONS_MAX = 32
+ACCOUNT_SESSIONS_MAX = 16  # of one account: it must not keep the others out
 FRAME_MAX = 128 * 1024
 SIGN_IN_WITHIN_S = 10.0
 HEARTBEAT_S = 20.0
@@ -56,7 +58,7 @@ class ConsoleSessions:
     def __init__(self, clients: ClientContext, *, admin: bool) -> None:
         self._clients = clients
         self._admin = admin
-        self._open = 0
+        self._open: Counter[str] = Counter()  # by account
         self._signing_in: dict[int, web.Request] = {}  # by id(), the oldest first
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -91,14 +93,15 @@ class ConsoleSessions:
             await socket.close()
 
     async def _serve_signed_in(self, socket: web.WebSocketResponse, relay: ConsoleRelay) -> None:
-        self._open += 1
+        self._open[relay.account] += 1
         try:
             async with asyncio.TaskGroup() as tasks:
                 receiving = tasks.create_task(self._receive(socket, relay), name="console")
                 await self._requests(socket, relay, tasks)
                 receiving.cancel()
         finally:
-            self._open -= 1
+            self._open[relay.account] -= 1
+            self._open += Counter()  # forgets accounts without sessions
 
     async def _signed_in(self, socket: web.WebSocketResponse, relay: ConsoleRelay) -> bool:
         try:
@@ -116,8 +119,10 @@ class ConsoleSessions:
                 return False
             login = msgspec.json.decode(message.data, type=_Login).login
             await relay.sign_in(login)
-            if self._open >= SESSIONS_MAX:
+            if self._open.total() >= SESSIONS_MAX:
                 raise RelayClosed(f"{SESSIONS_MAX} consoles are open already")
+            if self._open[relay.account] >= ACCOUNT_SESSIONS_MAX:
+                raise RelayClosed(f"{ACCOUNT_SESSIONS_MAX} consoles of this account are open")
         except (RelayClosed, TimeoutError, msgspec.DecodeError, RecursionError) as error:
             await socket.send_bytes(msgspec.json.encode({"refused": str(error) or "too late"}))
             return False

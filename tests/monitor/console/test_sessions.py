@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
 from broker.config.options import (
+    AccountOptions,
     Authorization,
     ConsoleOptions,
     JetStreamOptions,
@@ -189,6 +190,31 @@ def test_who_never_signs_in_keeps_nobody_out(
                 assert await (await page()).sign_in() == {"signed_in": True}
             assert (await silent[0].socket.receive(timeout=10)).type is WSMsgType.CLOSED
             assert "open already" in (await (await page()).sign_in())["refused"]
+
+    run(test())
+
+
+def test_one_account_does_not_take_all_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "ACCOUNT_SESSIONS_MAX", 1)
+    users = (User("ann", "secret", account="A"), User("bob", "secret", account="B"))
+    accounts = (AccountOptions("A"), AccountOptions("B"))
+
+    async def test() -> None:
+        settings = {"authorization": Authorization(users=users), "accounts": accounts}
+        async with node(tmp_path, **settings) as server:
+
+            async def signed_in(console: Console, user: str) -> dict[str, Any]:
+                await console.frame()
+                return await console.sign_in(user=user, **{"pass": "secret"})
+
+            for _ in range(2):
+                await until(lambda: not server.connections)  # the first ones have gone
+                async with session(server) as one, session(server) as two, session(server) as three:
+                    assert await signed_in(one, "ann") == {"signed_in": True}
+                    assert "of this account" in (await signed_in(two, "ann"))["refused"]
+                    assert await signed_in(three, "bob") == {"signed_in": True}
 
     run(test())
 
