@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 
 from broker.config.options import LeafNodeOptions, LeafRemote, Options
 from broker.server.client.close_reason import Reason
@@ -17,10 +16,9 @@ from broker.server.leaf.accepted_leaf import AcceptedLeaf
 from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.leaf.leaf_profile import LeafProfile
 from broker.server.leaf.leaf_remotes import RemoteHub
-from broker.server.process import listening
 from broker.server.process.identity import ServerIdentity
+from broker.server.process.listening import ListeningPort
 from broker.server.process.log import logger
-from broker.server.services import StartFailed
 
 
 class LeafListener:
@@ -38,8 +36,7 @@ class LeafListener:
         self._options = options
         self._table = table
         self._context = context
-        self._socket: socket.socket | None = None
-        self._listener: asyncio.Server | None = None
+        self._port = ListeningPort("leafnode port")
         self.remotes = [self._hub(one) for one in options.remotes if not one.disabled]
         self._dialing = False
 
@@ -56,14 +53,14 @@ class LeafListener:
         """Raises StartFailed."""
         self.profile.load_certificates()
         if self._options.port:
-            host, port = self._options.host, self._options.port
-            self._socket = listening.bind(host, port, what="leafnode port")
-            self.profile.port = self._socket.getsockname()[1]
+            self.profile.port = self._port.bind(self._options.host, self._options.port)
 
     async def listen(self) -> None:
         """Accept leaf nodes and dial hubs. Raises StartFailed."""
-        if self._socket is not None:
-            await self._accept(self._socket)
+        if self._port.bound:
+            loop = asyncio.get_running_loop()
+            await self._port.listen(lambda: AcceptedLeaf(self.profile, self._table, loop))
+            logger.info("Listening for leafnode connections on %s", self._port.address)
         self.dial()
 
     def dial(self) -> None:
@@ -80,20 +77,6 @@ class LeafListener:
         connection = AcceptedLeaf(self.profile, self._table, loop)
         connection.framed, connection.ws_compressed = True, compressed
         return connection
-
-    async def _accept(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        shown = listening.join_host_port(self._options.host, self.port)
-        try:
-            sock.listen(listening.BACKLOG)
-        except OSError as error:
-            raise StartFailed(listening.refusal(shown, error, what="leafnode port")) from error
-        self._listener = await loop.create_server(
-            lambda: AcceptedLeaf(self.profile, self._table, loop),
-            sock=sock,
-            backlog=listening.BACKLOG,
-        )
-        logger.info("Listening for leafnode connections on %s", shown)
 
     def reconfigure(self, options: Options) -> None:
         """Disconnect from hubs that are no longer configured, and dial new ones. Raises
@@ -124,12 +107,7 @@ class LeafListener:
             self._table.update_info()
 
     def stop_accepting(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        elif self._socket is not None:
-            self._socket.close()
-        self._socket = None
+        self._port.close()
 
     def close(self) -> None:
         for hub in self.remotes:

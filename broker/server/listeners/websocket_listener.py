@@ -8,7 +8,6 @@ upgrade; further ones are aborted."""
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Callable
 from http import HTTPStatus
@@ -21,10 +20,10 @@ from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.client.tls import load_context, renew
 from broker.server.listeners.framed_transport import FramedConnection
 from broker.server.listeners.websocket import WebSocket
-from broker.server.process import listening
+from broker.server.process.listening import ListeningPort, advertised
 from broker.server.process.log import logger
 from broker.server.routing.fair_queue import FairQueue
-from broker.server.services import Document, StartFailed
+from broker.server.services import Document
 from broker.wire.upgrade import Terms, Upgrade, UpgradeRefused, parse_origin
 from broker.wire.websocket import Deflater
 
@@ -50,8 +49,7 @@ class WebSocketListener(ListenerProfile):
         self.waiting: set[WebSocket] = set()  # sockets that have not been upgraded
         self.terms = terms(options)
         self._context = None if options.tls is None else load_context(options.tls)
-        self._socket: socket.socket | None = None
-        self._listener: asyncio.Server | None = None
+        self._port = ListeningPort("websocket port")
         self._authenticator: Authenticator | None = None
         self.port = 0
         # Set if leaf nodes may connect here: creates the connection of one. The second argument
@@ -67,38 +65,22 @@ class WebSocketListener(ListenerProfile):
 
     def bind(self) -> None:
         """Raises StartFailed."""
-        self._socket = listening.bind(self.options.host, self.options.port, what="websocket port")
-        self.port = self._socket.getsockname()[1]
+        self.port = self._port.bind(self.options.host, self.options.port)
 
     async def listen(self) -> None:
         """Raises StartFailed."""
-        sock = self._socket
-        assert sock is not None, "bound before"
-        shown = listening.join_host_port(self.options.host, self.port)
-        loop = asyncio.get_running_loop()
-        try:
-            sock.listen(listening.BACKLOG)
-        except OSError as error:
-            raise StartFailed(listening.refusal(shown, error, what="websocket port")) from error
-        tls = self.options.tls
-        self._listener = await loop.create_server(
+        loop, tls = asyncio.get_running_loop(), self.options.tls
+        await self._port.listen(
             lambda: WebSocket(self, loop),
-            sock=sock,
-            backlog=listening.BACKLOG,
-            ssl=self._context,
-            ssl_handshake_timeout=None if tls is None else tls.timeout_ns / 1e9,
+            tls=self._context,
+            handshake_s=None if tls is None else tls.timeout_ns / 1e9,
         )
-        logger.info("Listening for websocket clients on %s://%s", self.scheme, shown)
+        logger.info("Listening for websocket clients on %s://%s", self.scheme, self._port.address)
         if self._context is None:
             logger.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        elif self._socket is not None:
-            self._socket.close()
-        self._socket = None
+        self._port.close()
         for one in list(self.waiting):
             one.abort_upgrade()
 
@@ -189,7 +171,7 @@ class WebSocketListener(ListenerProfile):
 
     def own_urls(self) -> list[str]:
         """host:port forms that peers tell their WebSocket clients."""
-        return listening.advertised(self.options.host, self.port, self.options.advertise)
+        return advertised(self.options.host, self.port, self.options.advertise)
 
     def connect_urls(self, *, ldm: bool = False) -> list[str]:
         return self.context.urls.all_websocket(ldm=ldm)

@@ -1,16 +1,19 @@
-"""Listening sockets: bind, and the addresses under which they can be reached.
+"""Listening ports: bind, listen, close, and the addresses under which they can be reached.
 
-Owns: dual-stack binding as nats-server does it, and the texts of failures.
+Owns: the socket of a port, dual-stack binding as nats-server does it, and the texts of failures.
 May not touch: what is accepted.
 Spec: nats-server, fatal log lines of a listener; `client_advertise`."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import socket
+import ssl
 import struct
+from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
@@ -19,6 +22,53 @@ from broker.server.services import StartFailed
 BACKLOG = 4096
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - recognised, not bound here
+
+
+class ListeningPort:
+    """One port: `bind` first, `listen` when the server is ready. `what` is its name in errors."""
+
+    def __init__(self, what: str = "port") -> None:
+        self._what = what
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self.address = ""  # host:port, once it is bound
+
+    @property
+    def bound(self) -> bool:
+        return self._socket is not None
+
+    def bind(self, host: str, port: int) -> int:
+        """Returns the port number. Raises StartFailed."""
+        self._socket = bind(host, port, what=self._what)
+        number: int = self._socket.getsockname()[1]
+        self.address = join_host_port(host, number)
+        return number
+
+    async def listen(
+        self,
+        accept: Callable[[], asyncio.Protocol],
+        *,
+        tls: ssl.SSLContext | None = None,
+        handshake_s: float | None = None,
+    ) -> None:
+        """Accept connections; `accept` creates the protocol of one. Raises StartFailed."""
+        sock = self._socket
+        assert sock is not None, "bound before"
+        try:
+            sock.listen(BACKLOG)
+        except OSError as error:
+            raise StartFailed(refusal(self.address, error, what=self._what)) from error
+        self._server = await asyncio.get_running_loop().create_server(
+            accept, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+        )
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._socket = None
 
 
 def join_host_port(host: str, port: int) -> str:
