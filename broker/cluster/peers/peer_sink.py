@@ -99,13 +99,7 @@ class PeerSink:
         last = self._queued[-1] if self._queued else None
         if last is None:
             asyncio.get_running_loop().call_soon(self.flush)
-        elif (
-            last.run is run
-            and last.start == start
-            and last.stop == stop
-            and sub.queue not in last.targets
-        ):
-            last.targets.append(sub.queue)
+        elif last.add_target(run, start, stop, sub.queue):
             return True
         origin = publisher.cluster if isinstance(publisher, LeafSink) else ""
         rows = TargetedRows(sub.account.name, run, start, stop, [sub.queue], origin)

@@ -208,13 +208,7 @@ class LeafSink:
         last = self._queued[-1] if self._queued else None
         if last is None:
             asyncio.get_running_loop().call_soon(self.flush)
-        elif (
-            last.run is run
-            and last.start == start
-            and last.stop == stop
-            and sub.queue not in last.targets
-        ):
-            last.targets.append(sub.queue)
+        elif last.add_target(run, start, stop, sub.queue):
             return
         if self._queued_bytes > QUEUED_BYTES_MAX and last is not None and last.run is not run:
             self._encode()

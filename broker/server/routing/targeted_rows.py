@@ -24,6 +24,13 @@ class TargetedRows:
     targets: list[bytes]  # queue groups; b"" means the plain subscriptions
     origin: str = ""  # the cluster of the leaf node that the rows came from
 
+    def add_target(self, run: PubRun, start: int, stop: int, queue: bytes) -> bool:
+        """False: these are other rows, or the target has them already."""
+        if self.run is not run or self.start != start or self.stop != stop or queue in self.targets:
+            return False
+        self.targets.append(queue)
+        return True
+
 
 def pieces(queued: list[TargetedRows]) -> Iterator[TargetedRows]:
     """Cut the queue so that every row of a run is in one piece, with all its targets."""
