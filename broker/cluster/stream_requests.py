@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from broker.cluster.meta.assignments import Assignment, AssignmentTable
 from broker.cluster.meta.members import ClusterMembers
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.server.routing.service_sink import ServiceSink
 from broker.subjects import PublishingConnection, PublishRules, SinkKind, Subscription
-from broker.wire import PubRun
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -29,7 +29,7 @@ class StreamRequest:
 
 
 @dataclass(slots=True)
-class StreamRequestSink:
+class StreamRequestSink(ServiceSink):
     """A SHARED sink: the last token of the subject names the stream."""
 
     prefix: str
@@ -40,36 +40,20 @@ class StreamRequestSink:
         subject = self.prefix.encode() + b"*"
         return [Subscription(sink=self, account=account, subject=subject)]
 
-    def deliver_run(
-        self,
-        sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
-        publisher: PublishingConnection | None,
-    ) -> bool:
-        rules = None if publisher is None else publisher.rules
-        for row in range(start, stop):
-            subject, reply, _, body = run.message(row)
-            self._received(sub, subject, reply, bytes(body), rules)
-        return True
-
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
-    ) -> bool:
-        self._received(sub, subject, reply, payload, None)
-        return True
-
-    def _received(
+    def receive(
         self,
         sub: Subscription,
         subject: bytes,
         reply: bytes,
-        body: bytes,
-        rules: PublishRules | None,
-    ) -> None:
+        headers: bytes,
+        payload: bytes,
+        *,
+        publisher: PublishingConnection | None,
+    ) -> bool:
+        rules = None if publisher is None else publisher.rules
         stream = subject.rsplit(b".", 1)[1].decode(errors="replace")
-        self.take(StreamRequest(sub.account.name, stream, reply, body, rules))
+        self.take(StreamRequest(sub.account.name, stream, reply, payload, rules))
+        return True
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ from broker.jetstream.config.consumer_config import ConsumerCreateRequest
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE, status
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.server.routing.service_sink import ServiceSink
 from broker.store.block.codec import BlockDamaged
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
@@ -105,7 +106,7 @@ _NEEDS_CURRENT_TABLE = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE}
 
 
 @dataclass(slots=True)
-class ApiService:
+class ApiService(ServiceSink):
     """One per node. A SHARED sink in every account that has JetStream."""
 
     domain: bytes
@@ -147,19 +148,6 @@ class ApiService:
 
     # -- the sink -------------------------------------------------------------------------------
 
-    def deliver_run(
-        self,
-        sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
-        publisher: PublishingConnection | None,
-    ) -> bool:
-        taken = False
-        for row in range(start, stop):
-            taken = self._take(sub, *run.message(row), publisher=publisher) or taken
-        return taken
-
     def deliver_timed(
         self,
         sub: Subscription,
@@ -173,7 +161,7 @@ class ApiService:
         account = self.account(sub.account.name)
 
         def otherwise(row: int) -> bool:
-            return self._take(sub, *run.message(row), publisher=publisher)
+            return self.receive(sub, *run.message(row), publisher=publisher)
 
         return self.gets.answer_run(
             account, run, start, stop, deadline=deadline, otherwise=otherwise
@@ -185,7 +173,7 @@ class ApiService:
         message = run.message(0)
         if self.gets.answer_one(self.account(sub.account.name), message):
             return True
-        return self._take(sub, *message, publisher=publisher)
+        return self.receive(sub, *message, publisher=publisher)
 
     def compact_spans(self, run: PubRun) -> list[tuple[int, int, list[AckGroup]]]:
         return run.ack_spans()
@@ -198,12 +186,7 @@ class ApiService:
                 group = assignment.group
                 self.requests.add_acks((group, consumer, stream_seqs, consumer_seqs))
 
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
-    ) -> bool:
-        return self._take(sub, subject, reply, headers, payload, publisher=None)
-
-    def _take(
+    def receive(
         self,
         sub: Subscription,
         subject: bytes,

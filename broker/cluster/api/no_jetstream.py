@@ -14,18 +14,18 @@ from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.subjects import ApiKind, parse_api_subject
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.server.routing.service_sink import ServiceSink
 from broker.subjects import PublishingConnection, SinkKind, Subscription, collides
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.wire import PubRun
 
 SUBJECTS = b"$JS.API.>"
 _UNSERVED = (ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET)  # these report no responders
 
 
 @dataclass(slots=True)
-class NoJetStream:
+class NoJetStream(ServiceSink):
     """A SERVICE sink in every such account."""
 
     router: ReplyRouter
@@ -40,21 +40,15 @@ class NoJetStream:
             return []
         return [Subscription(self, account, SUBJECTS)]
 
-    def deliver_run(
+    def receive(
         self,
         sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
         publisher: PublishingConnection | None,
-    ) -> bool:
-        taken = False
-        for row in range(start, stop):
-            taken = self.deliver(sub, *run.message(row)) or taken
-        return taken
-
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
         request = parse_api_subject(subject, domain=self.domain)
         if request is None or request.kind in _UNSERVED:

@@ -34,17 +34,17 @@ from broker.jetstream.api.responses import (
 )
 from broker.jetstream.api.subjects import SYSTEM_KINDS, ApiKind, ApiRequest, parse_api_subject
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.server.routing.service_sink import ServiceSink
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.wire import PubRun
 
 SUBJECTS = b"$JS.API.>"
 
 
 @dataclass(slots=True)
-class SystemApi:
+class SystemApi(ServiceSink):
     """A SHARED sink in the system account."""
 
     account: Account
@@ -61,21 +61,15 @@ class SystemApi:
     def subscriptions(self, account: Account) -> list[Subscription]:
         return [Subscription(self, account, SUBJECTS)]
 
-    def deliver_run(
+    def receive(
         self,
         sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
         publisher: PublishingConnection | None,
-    ) -> bool:
-        taken = False
-        for row in range(start, stop):
-            taken = self.deliver(sub, *run.message(row)) or taken
-        return taken
-
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
         request = parse_api_subject(subject, domain=self.otherwise.domain)
         if request is None or request.kind not in SYSTEM_KINDS:

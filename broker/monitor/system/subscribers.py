@@ -18,8 +18,8 @@ import msgspec
 from broker.monitor.observed import Observed
 from broker.monitor.system.responder import Responder
 from broker.server.routing.imports import REQUEST_INFO
+from broker.server.routing.service_sink import ServiceSink
 from broker.subjects import PublishingConnection, SinkKind, Subscription
-from broker.wire import PubRun
 from broker.wire import headers as wire_headers
 
 SUBJECT: Final = b"$SYS.DEBUG.SUBSCRIBERS"
@@ -39,7 +39,7 @@ class _About(msgspec.Struct):
     acc: str = ""
 
 
-class Subscribers:
+class Subscribers(ServiceSink):
     """A SERVICE sink: the server that a client is connected to asks all of them, and adds up."""
 
     kind = SinkKind.SERVICE
@@ -55,21 +55,15 @@ class Subscribers:
         account = self._observed.system_account
         account.subs.insert(Subscription(self, account, SUBJECT))
 
-    def deliver_run(
+    def receive(
         self,
         sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
         publisher: PublishingConnection | None,
-    ) -> bool:
-        for row in range(start, stop):
-            _, reply, headers, payload = run.message(row)
-            self._asked(reply, headers, payload)
-        return True
-
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
         self._asked(reply, headers, payload)
         return True
