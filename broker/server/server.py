@@ -46,7 +46,7 @@ CLIENTS_AT_ONCE = 64  # clients that a reload checks in its own turn; the rest f
 
 
 def _cannot_restart(reason: str) -> None:
-    logger.critical("%s: start this node again", reason)
+    logger.critical("%s: restart this node", reason)
 
 
 class Server:

@@ -139,7 +139,7 @@ class SnapshotExchange:
                 if wanted():
                     ok = await self._send(group, to, outgoing, wanted)
         except SnapshotUnavailable as error:
-            _log.warning("no snapshot of group %d to node %d: %s", group.id, to, error)
+            _log.warning("cannot send a snapshot of group %d to node %d: %s", group.id, to, error)
         except Exception as error:  # noqa: BLE001 - a machine that cannot show its state
             self._group_failed(group, error)
         finally:

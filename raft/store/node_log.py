@@ -94,7 +94,7 @@ class NodeLog:
         for sentence in found.damage:
             _log.error("the log is damaged: %s", sentence)
         if found.segments and not self._promises.existed:
-            _log.warning("the file of promises is missing: a lost end of the log goes unnoticed")
+            _log.warning("the promises file is missing: a truncated log would not be detected")
         promises = self._promises.found
         for number in {*found.records, *promises}:
             group = GroupId(number)

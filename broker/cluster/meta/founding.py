@@ -148,7 +148,7 @@ class Bootstrap:
         try:
             promise = msgspec.json.decode(_checked(content), type=FoundingPromise)
         except (ValueError, msgspec.DecodeError) as error:
-            logger.warning("%s is damaged (%s)", PROMISE_FILE, error)
+            logger.warning("%s is damaged (%s): waiting for a founding", PROMISE_FILE, error)
             # The promise may have been given to any node: keep it until a founding names this node.
             return FoundingPromise(self.incarnation, to="?", number=1 << 62)
         return promise if promise.by == self.incarnation else FoundingPromise(self.incarnation)
@@ -464,7 +464,7 @@ def next_session(files: NodeFiles) -> int:
     try:
         earlier = int(files.read(SESSION_FILE) or b"0")
     except ValueError:
-        logger.warning("the file %s is damaged: the clock gives the number", SESSION_FILE)
+        logger.warning("%s is damaged: the session number is taken from the clock", SESSION_FILE)
         earlier = 0
     session = max(earlier + 1, time.time_ns() // 1_000_000)
     files.write(SESSION_FILE, str(session).encode())

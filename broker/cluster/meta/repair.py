@@ -261,7 +261,7 @@ class Repair:
             if sentence not in self.stuck:
                 logger.warning("%s", sentence)
         if self.stuck and not stuck:
-            logger.info("every replica has a place again")
+            logger.info("all replicas are placed again")
         self.stuck = stuck
 
     async def _propose(self, command: MetaCommand) -> None:

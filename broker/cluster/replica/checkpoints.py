@@ -181,7 +181,7 @@ class Checkpoints:
         error = waiting.blocks.exception()
         written = waiting.blocks.result() if error is None else None
         if error is not None and not isinstance(error, StoreFailed):
-            logger.warning("blocks are stored in the database, not in files: %s", error)
+            logger.warning("cannot write block files, blocks go into the database: %s", error)
         if waiting is not self._waiting:
             if written is not None and isinstance(self._state, StateDb) and self._state.values:
                 self._state.values.settle(written)

@@ -188,7 +188,7 @@ class Membership:
             try:
                 self._wipe(group)
             except StoreBusy as full:  # tried again after the next flush
-                logger.warning("the log of a deleted stream stays for now: %s", full)
+                logger.warning("cannot remove the log of a deleted stream, will retry: %s", full)
                 return
             del self._deleted[group]
 
@@ -224,7 +224,7 @@ class Membership:
                         break
                     if self._is_broken(now):
                         logger.error(
-                            "stream %s is damaged here and has no other replica: it stays closed",
+                            "stream %s is damaged and has no other replica: it is not opened",
                             now.name,
                         )
                         return
@@ -238,7 +238,7 @@ class Membership:
             self._give_up_broken(now)
             self._open_again(now)
         except DamagedLog as damage:
-            logger.critical("stream %s cannot be joined again: %s", now.name, damage)
+            logger.critical("stream %s: this node cannot rejoin its group: %s", now.name, damage)
 
     def _is_broken(self, assignment: Assignment) -> bool:
         if assignment.config.storage is Storage.MEMORY:
@@ -252,7 +252,7 @@ class Membership:
             self.storage.give_up(GroupId(assignment.group))
             self._broken.discard(assignment.group)
             logger.warning(
-                "stream %s: the damaged replica on this node is fetched again", assignment.name
+                "stream %s: rebuilding the damaged replica on this node", assignment.name
             )
 
     def _open_again(self, assignment: Assignment) -> None:

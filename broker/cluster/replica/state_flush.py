@@ -124,7 +124,7 @@ class StateFlush:
             except StoreFailed as error:
                 self._host.store_failed(error)
             except StoreBusy as full:  # no log can be cut; the next flush tries it again
-                logger.warning("the flushed state could not be noted in the log: %s", full)
+                logger.warning("cannot compact logs after a flush of the state: %s", full)
             await asyncio.sleep(min(FLUSH_SHARE * (loop.time() - began), FLUSH_PAUSE_MAX_S))
 
     async def _flush_table(self) -> None:

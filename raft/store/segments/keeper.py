@@ -425,7 +425,7 @@ class SegmentKeeper:
         except SegmentBusy:
             return  # the smaller one cannot be prepared now
         except OSError as error:
-            _log.warning("a segment of the log cannot be given back: %s", error)
+            _log.warning("cannot shrink the log, will retry: %s", error)
         finally:
             self._fitting = False
 

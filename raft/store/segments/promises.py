@@ -103,7 +103,7 @@ class PromiseTable:
             )
         self._free.reverse()
         if self.damaged:
-            _log.warning("%d records of the promises of this node are damaged", self.damaged)
+            _log.warning("%d records of the promises file are damaged", self.damaged)
 
     def _grow(self) -> None:
         """Raises OSError."""
