@@ -2,8 +2,8 @@
 
 Owns: checking credentials against the configuration.
 May not touch: sockets, timers. bcrypt is slow: the caller runs `identify` in a thread if `slow`.
-An unknown user is checked against some hash as well, if there are any: how long a refusal takes
-must not tell which users there are.
+An unknown user is checked against some hash as well, if there are any: the time that a refusal
+takes must not reveal which users exist.
 Spec: NATS server configuration, authorization; NATS client protocol, CONNECT."""
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Authenticator:
         return self._auth.tokens
 
     def account_of(self, given: Credentials) -> str:
-        """Operator mode: the account whose user the client says to be; empty if it does not. It is
-        a key of an account: it becomes part of a URL and of a subject."""
+        """Operator mode: the account of the user that the client claims to be; empty if it claims
+        none. It is a valid account key: it becomes part of a URL and of a subject."""
         if self._auth.tokens is None or not given.jwt:
             return ""
         try:
@@ -75,8 +75,8 @@ class Authenticator:
         return self.judge_of(given) is not None
 
     def judge_of(self, given: Credentials) -> CalloutOptions | None:
-        """The service that decides about this client. In operator mode it is one of the account
-        whose user the client says to be, and proves to be."""
+        """The authorization service for this client. In operator mode, that of the account of the
+        user that the client claims, and proves, to be."""
         if self._auth.tokens is not None:
             if not self._accounts_judge:
                 return None
@@ -88,7 +88,7 @@ class Authenticator:
         return callout if callout is not None and name not in callout.users else None
 
     def claimed(self, given: Credentials) -> Identity | None:
-        """Operator mode: the user that a client proves to be, before a service judges it."""
+        """Operator mode: the user that a client proves to be, before a service is asked."""
         return None if self._auth.tokens is None else self._signed_in(given)
 
     def _signed_in(self, given: Credentials) -> Identity | None:
@@ -126,7 +126,7 @@ class Authenticator:
         return self._secret_for(given) if self.slow(given) else ""
 
     def identify(self, given: Credentials, *, proven: str = "") -> Identity | None:
-        """None = Authorization Violation. `proven`: the hash that the password is known to fit."""
+        """None: Authorization Violation. `proven`: the hash that the password already matched."""
         auth = self._auth
         if not auth.required:
             return Identity()
@@ -157,7 +157,7 @@ class Authenticator:
         return self._identity(user)
 
     def _certified(self, given: Credentials, names: tuple[str, ...]) -> Identity | None:
-        """The user whom the certificate of the client names; passwords do not count then."""
+        """The user named by the client's certificate; passwords are not checked then."""
         for name in names:
             user = self._users.get(name)
             if user is not None and _allows(user, given):

@@ -1,4 +1,4 @@
-"""Authorization callout: what a service of the user's own is asked, and what its answer means.
+"""Authorization callout: the request to the user's own service, and the meaning of its answer.
 
 Owns: the claims of a request, and the checks of an answer.
 May not touch: messages, clocks (now is an argument), the encoding of JWTs (broker.credentials).
@@ -34,8 +34,8 @@ def request_claims(
     now: int,
     timeout_s: float,
 ) -> dict[str, Any]:
-    """`server`, `client`, `connect` and `tls` describe themselves; `user_key` is of this request
-    only."""
+    """The documents `server`, `client`, `connect` and `tls` are copied into the request; `user_key`
+    is used for this request only."""
     opts = {
         "jwt": given.jwt, "nkey": given.nkey, "sig": given.signature,
         "auth_token": given.token, "user": given.user, "pass": given.password,
@@ -71,8 +71,8 @@ def judge(
     accounts: Mapping[str, AccountClaims] | None = None,
     now: float,
 ) -> Identity:
-    """Who the client is, according to the answer. `accounts`: those of operator mode. Raises
-    TokenRefused."""
+    """The identity of the client, according to the answer. `accounts`: those of operator mode.
+    Raises TokenRefused."""
     signers = {callout.issuer}
     if accounts is not None and callout.account in accounts:
         signers |= accounts[callout.account].signing_keys.keys()
@@ -117,7 +117,7 @@ def _user_in(
 
 
 def _unable_to_judge(identity: Identity) -> Identity:
-    """Only the service itself may hear the requests: they hold the secrets of other clients."""
+    """Only the service itself may receive the requests: they contain secrets of other clients."""
     rules = identity.permissions or Permissions()
     subscribe = rules.subscribe or SubjectRules()
     closed = replace(subscribe, deny=(*subscribe.deny, REQUEST_SUBJECT))

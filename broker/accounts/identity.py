@@ -42,12 +42,12 @@ class Identity:
     max_subscriptions: int = -1
     max_payload: int = -1
     expires: float = 0  # seconds since 1970; 0 = never
-    farewell: str = ""  # the error it is sent then
+    farewell: str = ""  # the error that is sent when it expires
     issuer: str = ""  # who signed the JWT
     account_name: str = ""  # in the JWT of its account
     tags: tuple[str, ...] = ()
     name: str = ""  # in the JWT
-    bearer: bool = False  # the JWT alone lets its holder in
+    bearer: bool = False  # the JWT alone is enough to log in
 
     def with_permissions(self, permissions: Permissions) -> Identity:
         return replace(self, permissions=permissions)

@@ -1,4 +1,4 @@
-"""The subject mappings of one account: where what its clients publish goes.
+"""The subject mappings of one account, applied to what its clients publish.
 
 Owns: the choice of a destination: by weight, by cluster, first source in the order of the file.
 May not touch: the grammar of one mapping (broker/subjects/mapping.py), messages.
@@ -16,8 +16,8 @@ from broker.subjects import matches
 from broker.subjects.mapping import Mapping
 
 NOWHERE: Final = b""  # the subject of a message that no destination takes
-_SUBJECTS_MAX: Final = 8192  # remembered
-_SUBJECT_BYTES_MAX: Final = 256  # of one that is remembered
+_SUBJECTS_MAX: Final = 8192  # cached subjects
+_SUBJECT_BYTES_MAX: Final = 256  # longer subjects are not cached
 _SEEDS: Final = 1 << 32
 
 
@@ -52,7 +52,8 @@ class _Source:
 
 
 def destinations(rule: SubjectMapping, cluster: str = "") -> list[MappingDestination]:
-    """Those for this cluster, or else those for any; with what the source keeps itself."""
+    """The destinations for this cluster, or else those for any; including the share that the
+    source keeps."""
     own = [one for one in rule.destinations if one.cluster and one.cluster == cluster]
     found = own or [one for one in rule.destinations if not one.cluster]
     total = sum(one.weight for one in found)
@@ -85,7 +86,7 @@ class AccountMappings:
         return self.subjects(subject, 1)[0]
 
     def subjects(self, subject: bytes, count: int) -> list[bytes]:
-        """The same for so many messages: weights decide for each of them anew."""
+        """The same for `count` messages: weights are drawn for each of them."""
         source = self._source(subject)
         if source is None:
             return [subject] * count

@@ -11,7 +11,7 @@ from broker.config.options import Permissions, SubjectRules
 from broker.subjects import collides, has_wildcard, intersection, is_subset, matches
 
 VERDICTS_MAX = 1024  # cached decisions; the cache is cleared when it is full
-VERDICT_BYTES_MAX = 256  # of a subject; a longer one is judged again: every connection has a cache
+VERDICT_BYTES_MAX = 256  # longer subjects are not cached: every connection has a cache
 GRANTS_MAX = 8192  # open allow_responses grants; the oldest is dropped beyond that
 GRANTS_BYTES_MAX = 1 << 20  # of their subjects
 
@@ -114,7 +114,7 @@ class PermissionSet:
         return deny is None or not any(matches(subject, entry) for entry in deny.plain)
 
     def grant(self, reply: bytes, *, now_ns: int) -> None:
-        """A message with this reply subject is delivered to the client: it may publish there."""
+        """A message with this reply subject is delivered to the client: it may publish to it."""
         responses = self.responses
         if responses is None:
             return

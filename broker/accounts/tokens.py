@@ -59,7 +59,7 @@ def placed(
     *,
     now: float,
 ) -> Identity:
-    """The user that an authorization service of an account has made. Raises TokenRefused."""
+    """The user that an authorization service of an account has created. Raises TokenRefused."""
     name = str(token.claims.get("issuer_account") or token.issuer)
     account = accounts.get(name)
     if account is None or token.issuer not in account.signing_keys:
@@ -77,7 +77,7 @@ def placed(
 
 
 def identity_of(token: jwt.Token, given: Credentials, account: str, *, now: float) -> Identity:
-    """The user of a token that somebody else has checked, in that account. Raises TokenRefused."""
+    """The user of a token that the caller has verified, in that account. Raises TokenRefused."""
     unrestricted = AccountClaims(account, signing_keys={}, revocations={})
     try:
         _check_times(token, unrestricted, now)

@@ -1,11 +1,12 @@
-"""What is queued for the clients of one account, and its publishers that wait for them to read.
+"""Backpressure per account: bytes queued for its clients, and publishers paused because of them.
 
-Owns: the bytes of all queues of the account together, and the publishers that are paused by them.
+Owns: the bytes of all outbound queues of the account, and the publishers that are paused.
 May not touch: the queues (broker/server/client/outbound.py adds and subtracts its own bytes).
-One client may have `max_pending` bytes. Twenty clients of a tenant that do not read would have
-twenty times that, so the account as a whole is bounded too: above `max_pending` its own publishers
-are paused until half of it is sent, and above twice as much the longest queues are closed. Those
-who do not read are closed by the write deadline, so nobody waits longer than that."""
+One client may have `max_pending` bytes queued. Twenty clients of a tenant that do not read would
+have twenty times that, so the account as a whole is bounded too: above `max_pending`, its own
+publishers are paused until half of it is sent, and above twice as much, the clients with the
+longest queues are closed. A client that does not read is closed at its write deadline, so that no
+publisher waits longer than that."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ class UnsentBytes:
         self._below = 0
 
     def pause(self, publisher: PublishingConnection, *, below: int) -> None:
-        """Do not read from this publisher until fewer bytes than `below` are queued."""
+        """Pause reading from this publisher until fewer than `below` bytes are queued."""
         self._below = below
         self._paused.pause(publisher)
 
     def removed(self, size: int, *, emptied: bool) -> None:
-        """So many bytes have left a queue."""
+        """`size` bytes have left a queue."""
         self.bytes -= size
         self.queues -= emptied
         if self._paused:

@@ -2,10 +2,10 @@
 
 Owns: the framing of a stream: its identifier, the kinds of chunks, their lengths and checksums.
 May not touch: sockets; how a block is compressed (s2.py).
-Bounds: a chunk holds at most BLOCK_BYTES_MAX uncompressed bytes, and `read` returns one chunk: a
-few bytes may stand for megabytes, so the caller decides when it reads on.
+Bounds: a chunk has at most BLOCK_BYTES_MAX uncompressed bytes, and `read` returns one chunk: a few
+bytes may expand to megabytes, so the caller decides when to read on.
 Spec: the Snappy framing format, and S2's larger blocks. A stream of small blocks without S2's
-extensions under the identifier of Snappy is one that Snappy readers take."""
+extensions, with the identifier of Snappy, can be read by Snappy readers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def masked_checksum(plain: bytes) -> int:
 
 
 def data_chunk(plain: bytes, *, packed: bool = True) -> bytes:
-    """One chunk; not `packed`, or if it would not get shorter: as it is."""
+    """One chunk; uncompressed if not `packed`, or if compression would not make it shorter."""
     body = compress(plain) if packed else plain
     kind = PACKED if len(body) < len(plain) else PLAIN
     if kind == PLAIN:

@@ -1,4 +1,4 @@
-"""What a client puts into CONNECT to prove who it is: signatures by seeds and creds.
+"""The CONNECT fields that prove a client's identity: signatures made with seeds and creds.
 
 Owns: reading the text of creds, and signing the nonce of a server.
 May not touch: files, connections.

@@ -1,7 +1,7 @@
 """JWTs of operators, accounts and users.
 
 Owns: the three parts of a token, the signature check, and the fields that all kinds share.
-May not touch: clocks, and trust: a decoded token is only known to be signed by its issuer.
+May not touch: clocks, trust: a decoded token is only known to be signed by the issuer it names.
 Spec: NATS JWT; version 1 signs the payload, version 2 the header and the payload."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _INDEX_AND_NUMBER: Final = frozenset(
 )
 _INT32_MAX: Final = 2**31 - 1
 _MEMO_MAX: Final = 65536  # size of the cache of mapped subjects
-_MEMO_BYTES_MAX: Final = 256  # of a subject and of what it is mapped to; longer ones are not kept
+_MEMO_BYTES_MAX: Final = 256  # of a subject and its mapping together; longer ones are not cached
 
 
 @dataclass(eq=False)
@@ -47,8 +47,8 @@ class Mapping:
     __slots__ = ("_memo", "_positions", "_tokens", "_wildcards", "dest", "src", "varies")
 
     def __init__(self, src: str, dest: str, *, wildcards: bool = False) -> None:
-        """`wildcards`: a subject may have tokens `*` and `>`, which mean nothing here. Requests for
-        filtered consumers have them."""
+        """`wildcards`: subjects may contain the tokens `*` and `>`, which are treated as plain
+        text. Requests for filtered consumers have them."""
         self._wildcards = wildcards
         src = src or ">"
         source, target = src.split("."), dest.split(".")

@@ -78,8 +78,8 @@ class _Family:
 class PatternIndex:
     """Patterns must be valid; each has one owner, and counts once.
 
-    Checks may be interleaved with changes: a check holds for the patterns that were in the set all
-    the time."""
+    Checks may be interleaved with changes: the result of a check is valid for the patterns that
+    were in the set the whole time."""
 
     def __init__(self) -> None:
         self._families: dict[Shape, _Family] = {}
@@ -155,7 +155,7 @@ class PatternIndex:
         return counts is not None and (len(counts) > 1 or but not in counts)
 
     def _fill(self, family: _Family, table: _Table) -> Steps[None]:
-        """Enter the patterns of before; changes made meanwhile enter themselves."""
+        """Enter the patterns that existed before; later changes are entered when they are made."""
         for at, pattern in enumerate(list(family.patterns)):
             if at % STEP_ITEMS == STEP_ITEMS - 1:
                 yield

@@ -2,7 +2,7 @@
 
 Owns: Subscription, and the Protocols of delivery: Sink, PublishingConnection, its rules, Tenant.
 May not touch: the tree that finds subscriptions, sockets, storage.
-Spec: NATS client protocol, SUB. A sink accepts a whole run of messages at once."""
+Spec: NATS client protocol, SUB. A sink accepts a whole run of messages in one call."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class SinkKind(Enum):
 # Sinks that stand for all subscribers behind a link: a message crosses it once.
 LINKS = frozenset([SinkKind.ROUTE, SinkKind.LEAF, SinkKind.HUB])
 LEAF_LINKS = frozenset([SinkKind.LEAF, SinkKind.HUB])
-# What the cluster has as a whole, and every node offers to its clients. A hub hears of it from one
-# node only: its messages would be stored, or answered, as often as there are nodes.
+# Cluster-wide sinks, which every node offers to its clients. Only one node announces them to a hub:
+# otherwise a message from there would be stored, or answered, once per node.
 CLUSTER_WIDE = frozenset([SinkKind.STREAM, SinkKind.SHARED])
 # Subscribers that only this node can reach: other nodes are told of them.
 OWN = frozenset([SinkKind.CLIENT, SinkKind.LEAF])
-# Subscribers outside of this node that no other node tells us of.
+# Subscribers outside of this node that no other node announces to us.
 NOTICED = OWN | {SinkKind.HUB}
 
 
@@ -44,17 +44,17 @@ class Tenant(Protocol):
 
 
 class PublishRules(Protocol):
-    """What a user may publish to. Permissions that count messages (allow_responses) are left out:
-    these questions use nothing up."""
+    """What a user may publish to. Permissions that count messages (allow_responses) are not
+    considered, so asking uses nothing up."""
 
     def allows(self, subject: bytes) -> bool:
-        """Every subject that the pattern or literal subject matches."""
+        """Whether every subject is allowed that the pattern or literal subject matches."""
 
     def allows_some(self, pattern: bytes) -> bool:
-        """At least one subject that the pattern matches."""
+        """Whether at least one subject is allowed that the pattern matches."""
 
     def denies(self, subject: bytes) -> bool:
-        """A deny rule covers it, as opposed to: no allow rule does."""
+        """Whether a deny rule covers it (not: whether an allow rule is missing)."""
 
 
 class PublishingConnection(Protocol):
@@ -68,7 +68,7 @@ class PublishingConnection(Protocol):
         """None: its user may publish to everything."""
 
     def pause_reading(self) -> None:
-        """Stop reading until resume_reading() has been called as often."""
+        """Stop reading until resume_reading() has been called the same number of times."""
 
     def resume_reading(self) -> None: ...
 

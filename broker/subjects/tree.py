@@ -154,7 +154,7 @@ class SubjectTree:
         self._prefix_weight = 0
         self._families: dict[bytes, Match | None] = {}  # only for a few fixed prefixes
         self.statistics = TreeStatistics()
-        # Told of every subscription: how many members it adds, or takes away (negative).
+        # Called with every subscription, and how many members it adds (negative: removes).
         self.watcher: Callable[[Subscription, int], None] | None = None
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class SubjectTree:
         return True
 
     def reweigh(self, sub: Subscription, weight: int) -> None:
-        """An inserted subscription stands for this many queue members from now on."""
+        """An inserted subscription represents this many queue members from now on."""
         change, sub.weight = weight - sub.weight, weight
         self._forget(sub.subject)
         if self.watcher is not None:

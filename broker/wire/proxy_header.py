@@ -1,7 +1,7 @@
-"""The PROXY protocol: the line or record by which a load balancer names the client behind it.
+"""The PROXY protocol: the header by which a load balancer passes on the address of its client.
 
 Owns: reading both versions of the header.
-May not touch: sockets, and whether the sender may be believed.
+May not touch: sockets, and whether the sender is trusted.
 Spec: the PROXY protocol by HAProxy, versions 1 and 2; nats-server, `proxy_protocol`: a client
 without a header is a client like any other, and a bad header ends the connection."""
 
@@ -23,8 +23,8 @@ class BadProxyHeader(Exception):
 
 
 def read_header(data: bytes) -> tuple[int, Address | None] | None:
-    """How long the header is, and the client it names: (0, None) if there is none, an address of
-    None if it names nobody. None: more bytes are needed. Raises BadProxyHeader."""
+    """The length of the header, and the client's address: (0, None) if there is no header; the
+    address is None if the header has none. None: more bytes are needed. Raises BadProxyHeader."""
     if data.startswith(LINE):
         return _line(data)
     if data.startswith(SIGNATURE):
