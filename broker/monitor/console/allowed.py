@@ -1,6 +1,6 @@
 """Which requests the console may send on behalf of its user.
 
-Owns: the tables of subjects, for looking and for administration.
+Owns: the tables of subjects, for read-only requests and for administration.
 May not touch: permissions. What is allowed here is checked again by the rules of the user, like any
 publish of a client."""
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from broker.subjects import matches, valid_subject
 
-# A request that only looks. `STREAM.LIST` and the like take their arguments in the body.
+# Read-only requests. `STREAM.LIST` and the like take their arguments in the body.
 READING = (
     "$JS.API.INFO",
     "$JS.API.STREAM.NAMES",

@@ -12,8 +12,8 @@ import msgspec
 from broker.server.services import Document
 from broker.subjects import Steps
 
-MEMBERS = 16  # of a list or an object that is encoded in one go
-LOOKED_AT = 4  # levels below a value that may hold a long list
+MEMBERS = 16  # members of a list or an object that are encoded in one call
+LOOKED_AT = 4  # levels below a value that are searched for a long list
 
 
 def json_text(document: Document, *, indent: int = 0) -> Steps[bytes]:
@@ -44,7 +44,7 @@ def _write(value: object, parts: list[bytes], indent: int, depth: int) -> Steps[
 
 
 def _is_long(value: object, levels: int) -> bool:
-    """Whether it has too many members for one go, itself or a little further down."""
+    """Whether it has too many members for one call, itself or at one of the levels below."""
     if not isinstance(value, dict | list | tuple):
         return False
     if len(value) > MEMBERS and not isinstance(value, dict):

@@ -80,8 +80,8 @@ class AccountFetching:
             return True
 
     async def fetch(self, account: str, address: str, *, wanted: Callable[[], bool]) -> None:
-        """For a client at this address, if it is still there when its turn comes. Clients of one
-        account wait for the same fetch."""
+        """Fetch for a client at this address, if it is still connected when its turn comes. Clients
+        of one account wait for the same fetch."""
         while (under_way := self._under_way.get(account)) is not None:
             await under_way.wait()
             if not self.lacks(account):

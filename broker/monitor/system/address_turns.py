@@ -1,6 +1,6 @@
-"""A number of places for work that strangers cause; addresses that wait for one take turns.
+"""Limits the concurrency of work that unauthenticated clients cause; round-robin by address.
 
-Owns: who has a place, and the order of those that wait.
+Owns: how much of it runs, and the order of what waits.
 May not touch: the work.
 A flood from one address delays work for another one by one place, not by the whole flood."""
 
@@ -20,7 +20,7 @@ class AddressTurns:
 
     @asynccontextmanager
     async def taken(self, address: str) -> AsyncIterator[None]:
-        """With a place. When cancelled, it goes to the next one."""
+        """Run the block with a slot. If cancelled, the slot goes to the next in line."""
         if self._free:
             self._free -= 1
         else:

@@ -1,4 +1,4 @@
-"""Account JWTs over the system account: pushed, listed, looked up, deleted, and kept alike.
+"""Account JWTs over the system account: push, list, lookup, delete, and synchronization.
 
 Owns: the requests under $SYS.REQ.CLAIMS, and the comparison of this server with the others.
 May not touch: what a JWT grants; a change takes effect by a reload.
