@@ -403,7 +403,9 @@ class Leadership:
         dirty, self._dirty = self._dirty, {}
         pumped: list[Delivery] = []
         for engine in dirty:
+            began = time.perf_counter()
             self._carry_out(engine, engine.pump(now))
+            engine.took(time.perf_counter() - began)
             pumped.append(engine)
             if engine.more_work:
                 self._dirty[engine] = None

@@ -195,6 +195,10 @@ class Delivery:
 
     # Output
 
+    def took(self, used_s: float) -> None:
+        """How long the last pump took, with what it delivered: the next one is bounded by that."""
+        self._dispatch.took(used_s)
+
     def pump(self, now: int) -> list[Effect]:
         """Handle what is due and deliver messages, within the limits."""
         self.more_work = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.jetstream.delivery.dispatch import PumpLimits
+from broker.jetstream.delivery.dispatch import PUMP_MESSAGES_MIN, PUMP_S, PumpLimits
 from broker.jetstream.delivery.effects import Deliver, StatusMessage, headers_only_block
 from broker.jetstream.delivery.flow_control import WINDOW_MIN_BYTES, FlowControl, RateLimit
 from tests.support.consumer_rig import MS, START, Bench, S
@@ -181,3 +181,22 @@ def test_closed_engine_sends_nothing() -> None:
     assert bench.pump() == []
     assert bench.delivery.next_deadline() is None
     assert bench.of.watcher is None
+
+
+def test_a_pump_that_took_long_is_followed_by_shorter_ones() -> None:
+    """A thousand messages that are routed one by one held the loop for 15 ms."""
+    bench = Bench()
+    bench.publish(*["s.x"] * 3000)
+    bench.create(deliver_subject="to", ack_policy="none")
+    bench.delivery.set_interest(bound=True, now=bench.now)
+
+    def pumped(used_s: float) -> int:
+        effects = bench.delivery.pump(bench.now)
+        bench.delivery.took(used_s)
+        return sum(len(e.indices) for e in effects if isinstance(e, Deliver))
+
+    counts = [pumped(2 * PUMP_S), pumped(2 * PUMP_S), pumped(PUMP_S / 2), pumped(0.0), pumped(0.0)]
+    assert counts == [1000, 500, 250, 250, 500]
+    for _ in range(10):
+        bench.delivery.took(1.0)
+    assert pumped(1.0) == PUMP_MESSAGES_MIN
