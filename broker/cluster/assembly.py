@@ -54,7 +54,7 @@ from broker.jetstream.api.info import PeerInfo
 from broker.jetstream.api.stream_access import may_scan, scan_subject
 from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns, WritersFirst
-from broker.server.samples import Exposition
+from broker.server.metric_samples import Exposition
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from broker.store.encryption.key_file import EncryptionKeys
 from broker.subjects import Steps

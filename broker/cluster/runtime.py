@@ -18,8 +18,8 @@ from broker.cluster.meta.feature_level import NEWEST_LEVEL
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
 from broker.config.options import Options
+from broker.server.metric_samples import Exposition, Sample, gauge
 from broker.server.process.times import short_span, span, timestamp
-from broker.server.samples import Exposition, Sample, gauge
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from broker.subjects import Steps
 from raft.types import NodeId, node_id

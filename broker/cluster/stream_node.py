@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from broker.cluster.clock import ClockWatch
+from broker.cluster.clock_watch import ClockWatch
 from broker.cluster.cluster_nodes import ClusterNodes
 from broker.cluster.consumer_requests.forwarding import RequestForwarder
 from broker.cluster.limits.account_limits import AccountQuotas

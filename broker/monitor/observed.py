@@ -19,13 +19,13 @@ from broker.server.client.info import ClientUrls
 from broker.server.client.listener_profile import ClientContext
 from broker.server.client.settings import ServerSettings
 from broker.server.leaf.leaf_nodes import LeafNodes
+from broker.server.metric_samples import Exposition
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.loop_lag import LoopLag
 from broker.server.process.tasks import Spawn
 from broker.server.process.times import timestamp
 from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
-from broker.server.samples import Exposition
 from broker.server.services import Document, Query
 from broker.subjects import Steps
 

@@ -48,8 +48,8 @@ from raft.store.records import (
     StoreStatistics,
     WrongDirectory,
 )
+from raft.store.segments.background_jobs import JobThread
 from raft.store.segments.files import DiskFiles, LogFiles
-from raft.store.segments.jobs import JobThread
 from raft.store.segments.log import SegmentBusy
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta

@@ -17,11 +17,11 @@ from raft.store.disk_space import Space
 from raft.store.group_log import NOWHERE, GroupLog
 from raft.store.log_flush import LogFlush
 from raft.store.records import NO_SNAPSHOT, DamagedLog, GroupRecord, group_value
+from raft.store.segments.allocator import SegmentAllocator
+from raft.store.segments.background_jobs import Jobs
 from raft.store.segments.files import LogFiles
 from raft.store.segments.format import GROUP, REMOVED, RESET, LogRecord
-from raft.store.segments.jobs import Jobs
-from raft.store.segments.keeper import SegmentKeeper
-from raft.store.segments.live import LiveRecord
+from raft.store.segments.live_records import LiveRecord
 from raft.store.segments.log import LogSegment, NewRecord, SegmentBusy
 from raft.store.segments.promises import KeptPromise, PromiseTable
 from raft.store.segments.replay import replay
@@ -69,7 +69,7 @@ class NodeLog:
         self._ticks = 0
         self._promises = PromiseTable(disk.promises)
         self._jobs = disk.jobs()
-        self._keeper = SegmentKeeper(
+        self._allocator = SegmentAllocator(
             disk.segments,
             limits=limits,
             live=self,
@@ -77,10 +77,10 @@ class NodeLog:
             draw_salt=disk.draw_salt,
             space=disk.space,
         )
-        self._segments = self._keeper.log
+        self._segments = self._allocator.log
         self._segments.cipher = disk.cipher
         self._sizing = SegmentSizing(limits)
-        self._keeper.sizes = self._sizing.now
+        self._allocator.sizes = self._sizing.now
         self.flushes = LogFlush(self._segments, self._promises, self._take_promises)
         highest = self._promises.highest_position()
         found = scan(disk.segments, promised=highest + 1 if highest else 0)
@@ -142,7 +142,7 @@ class NodeLog:
                 (record for record in records if record.position >= end),
                 key=lambda record: record.position,
             )
-        self._keeper.open(
+        self._allocator.open(
             segments, end=end, number=found.next_number, unused=found.unused, carried=carried
         )
         self.flush()
@@ -150,7 +150,7 @@ class NodeLog:
     def close(self) -> None:
         """Without a flush."""
         self.flushes.wait()  # its files must stay open
-        self._keeper.close()
+        self._allocator.close()
         self._promises.close()
 
     @property
@@ -190,12 +190,12 @@ class NodeLog:
     @property
     def trouble(self) -> OSError | None:
         """Why there is no next segment, if so."""
-        return self._keeper.trouble
+        return self._allocator.trouble
 
     def is_pressed(self, group: GroupId) -> bool:
         """Whether entries of this group keep a segment that should be freed."""
-        pressed = self._keeper.pressed
-        return pressed is not None and (self._keeper.short or group in pressed.groups)
+        pressed = self._allocator.pressed
+        return pressed is not None and (self._allocator.short or group in pressed.groups)
 
     # writing
 
@@ -205,7 +205,7 @@ class NodeLog:
             try:
                 return self.write(batch, frees=True)
             except SegmentBusy:
-                self._keeper.wait_for_segment()
+                self._allocator.wait_for_segment()
 
     def write(self, batch: LogBatch, *, frees: bool = False) -> int:
         """Write without flushing; the entries can be read afterwards. Returns the bytes written.
@@ -230,7 +230,7 @@ class NodeLog:
         for group in batch.removed:
             self._promises.clear(group)
         if batch.removed or batch.cuts or batch.snapshots:
-            self._keeper.something_died()
+            self._allocator.something_died()
         size = 0
         for written in records:
             size += len(written.data)
@@ -352,7 +352,7 @@ class NodeLog:
             log = self._logs[group] = GroupLog(group, self._segments)
             log.restore_record(record, position=position, origin=position)
             self._dirty.add(group)
-        self._keeper.something_died()
+        self._allocator.something_died()
         return log
 
     # flushing
@@ -378,9 +378,9 @@ class NodeLog:
         full, so keep only what is needed. `stored_bytes`: size of the state, to which the size of
         an idle log is proportional."""
         self._sizing.tick(stored_bytes=stored_bytes, groups=len(self._logs))
-        self._keeper.sizes = self._sizing.now
-        self._keeper.short = short
-        self._keeper.tick()
+        self._allocator.sizes = self._sizing.now
+        self._allocator.short = short
+        self._allocator.tick()
         self._ticks += 1
         if self._ticks % _SYNC_TICKS == 0 and self._promises.unsynced:
             self._jobs.submit(self._sync_promises)
@@ -393,7 +393,7 @@ class NodeLog:
 
     def rewrite(self) -> None:
         """Blocking: afterwards no file holds an entry that was deleted before. Raises OSError."""
-        self._keeper.rewrite()
+        self._allocator.rewrite()
 
     # LiveRecords
 

@@ -1,7 +1,7 @@
 """The JetStream metrics of /metrics.
 
 Owns: their names and help texts, and how many streams and consumers get samples of their own.
-May not touch: live state beyond reading it; the text of the answer (broker/server/samples.py).
+May not touch: live state beyond reading it; the text form (broker/server/metric_samples.py).
 Spec: Prometheus, metric and label naming. A replica is reported by every node that has it, a
 consumer only by the node that leads its stream, so that a sum over all nodes counts it once.
 Bounds: STREAMS_MAX replicas and CONSUMERS_MAX consumers have labels of their own; the number left
@@ -19,7 +19,15 @@ from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats, PeerInfo
 from broker.scan.readers import StreamingReader
 from broker.scan.server import Scans
-from broker.server.samples import Exposition, Family, Sample, counter, gauge, histogram, labels
+from broker.server.metric_samples import (
+    Exposition,
+    Family,
+    Sample,
+    counter,
+    gauge,
+    histogram,
+    labels,
+)
 from broker.store.search import about_time
 from raft import GroupId
 from raft.host.latency import Latency

@@ -24,7 +24,7 @@ from broker.cluster.peers.channels import (
 )
 from broker.cluster.peers.interest import Interest
 from broker.cluster.peers.rpc import Rpc
-from broker.cluster.peers.unreachable import report_unreachable
+from broker.cluster.peers.unreachable_routes import report_unreachable
 from broker.config.file.values import BadValue, route_address, split_address
 from broker.server.client.tls import renew, route_contexts
 from broker.server.process.listening import has_port, join_host_port

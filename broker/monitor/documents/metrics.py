@@ -16,7 +16,7 @@ from broker.config.options import VERSION
 from broker.monitor.documents.varz import resident_bytes
 from broker.monitor.observed import Observed
 from broker.server.client.connections import Counters
-from broker.server.samples import Exposition, Family, Sample, counter, gauge, labels
+from broker.server.metric_samples import Exposition, Family, Sample, counter, gauge, labels
 from broker.subjects import Steps
 from broker.wire import IMPLEMENTATION
 

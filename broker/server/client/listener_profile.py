@@ -43,7 +43,7 @@ class Caller:
 OnRefusal = Callable[[int, Account, Identity | None, str], None]
 
 
-class ClientJudge(Protocol):
+class CalloutAuthenticator(Protocol):
     """Authenticates clients in place of the configured users (authorization callout)."""
 
     on_refusal: OnRefusal
@@ -75,7 +75,7 @@ class ClientContext:
     flushes: FlushQueue
     tracing: Tracing
     spawn: Spawn
-    callout: ClientJudge
+    callout: CalloutAuthenticator
     passwords: PasswordChecks[Identity | None]
     bulk_reads: BulkReads | None = None  # None: SCAN is an unknown operation
     fetched: FetchedAccounts | None = None  # None: all accounts are known

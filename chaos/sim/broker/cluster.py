@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from broker.cluster.clock import IN_DOUBT
+from broker.cluster.clock_watch import IN_DOUBT
 from broker.cluster.replica import state_flush
 from broker.store import persistence, segments, state_db
 from chaos.sim.broker.fault_script import DURATIONS_NS

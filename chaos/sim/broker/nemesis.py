@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from broker.cluster.meta.assignments import META_GROUP
 from broker.cluster.meta.founding import FOUNDING_FILE
 from chaos.sim.broker.fault_script import Fault
-from chaos.sim.world.links import Fabric, Weather
+from chaos.sim.world.links import Fabric, NetworkFault
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.virtual_time import MS, NS, WorldTime
 from raft.store.disk_space import Space
@@ -199,8 +199,8 @@ class BrokerNemesis:
             runs_ns = ELECTED_BY_NS + fault.strength * MS
             self._old_until_ns = self._world.now_ns + runs_ns + ALONE_NS
             cut = _both(node.name, self._names_besides(node))
-            self._weather(
-                replace(fault, lasts_ns=runs_ns + ALONE_NS), node.name, "", Weather(cut=cut)
+            self._network_fault(
+                replace(fault, lasts_ns=runs_ns + ALONE_NS), node.name, "", NetworkFault(cut=cut)
             )
             node.pause()
             self._later(runs_ns, self._resume, node, node.starts)
@@ -318,9 +318,9 @@ class BrokerNemesis:
 
     # -- the network
 
-    def _weather(self, fault: Fault, who: str, text: str, weather: Weather) -> None:
+    def _network_fault(self, fault: Fault, who: str, text: str, network: NetworkFault) -> None:
         self._tell(who, f"{fault.kind}: {text}{_lasts(fault)}")
-        self._fabric.begin(fault, weather)
+        self._fabric.begin(fault, network)
         self._later(fault.lasts_ns, self._fabric.end, fault)
 
     def _names_besides(self, node: BrokerNode) -> list[str]:
@@ -328,22 +328,23 @@ class BrokerNemesis:
 
     def _cut(self, fault: Fault, node: BrokerNode) -> None:
         other = self._nodes[fault.other].name
-        self._weather(fault, node.name, f"from {other}, ", Weather(cut=_both(node.name, [other])))
+        network = NetworkFault(cut=_both(node.name, [other]))
+        self._network_fault(fault, node.name, f"from {other}, ", network)
 
     def _one_way(self, fault: Fault, node: BrokerNode) -> None:
         cut = frozenset((node.name, other) for other in self._names_besides(node))
-        self._weather(fault, node.name, "", Weather(cut=cut))
+        self._network_fault(fault, node.name, "", NetworkFault(cut=cut))
 
     def _isolate(self, fault: Fault, node: BrokerNode) -> None:
         cut = _both(node.name, self._names_besides(node))
-        self._weather(fault, node.name, "", Weather(cut=cut))
+        self._network_fault(fault, node.name, "", NetworkFault(cut=cut))
 
     def _halves(self, fault: Fault, _node: BrokerNode) -> None:
         names = [one.name for one in self._nodes]
         Random(fault.dice).shuffle(names)
         here, there = names[: len(names) // 2], names[len(names) // 2 :]
         cut = frozenset(pair for name in here for pair in _both(name, there))
-        self._weather(fault, "--", f"{here} from {there}, ", Weather(cut=cut))
+        self._network_fault(fault, "--", f"{here} from {there}, ", NetworkFault(cut=cut))
 
     def _ring(self, fault: Fault, _node: BrokerNode) -> None:
         names = [one.name for one in self._nodes]
@@ -352,11 +353,11 @@ class BrokerNemesis:
         for position, name in enumerate(names):
             near = {names[position - 1], name, names[(position + 1) % len(names)]}
             cut |= _both(name, [other for other in names if other not in near])
-        self._weather(fault, "--", f"{names}, ", Weather(cut=frozenset(cut)))
+        self._network_fault(fault, "--", f"{names}, ", NetworkFault(cut=frozenset(cut)))
 
     def _flap(self, fault: Fault, node: BrokerNode) -> None:
         rng = Random(fault.dice)
-        cut = Weather(cut=_both(node.name, self._names_besides(node)))
+        cut = NetworkFault(cut=_both(node.name, self._names_besides(node)))
         self._tell(node.name, f"flap: {_lasts(fault)}")
         at_ns, isolated = 0, False
         while at_ns < fault.lasts_ns:
@@ -372,7 +373,7 @@ class BrokerNemesis:
         delay_ns = (fault.strength + 1) * SLOW_LINK_NS // 1000
         slow = _both(node.name, self._names_besides(node))
         text = f"up to {delay_ns / MS} ms, "
-        self._weather(fault, node.name, text, Weather(slow=slow, delay_ns=delay_ns))
+        self._network_fault(fault, node.name, text, NetworkFault(slow=slow, delay_ns=delay_ns))
 
     def _reset(self, _fault: Fault, node: BrokerNode) -> None:
         self._tell(node.name, "reset: its links end")
@@ -396,7 +397,8 @@ class BrokerNemesis:
         rng = Random(fault.dice)
         loses, repeats, reorders = (ROUGH * rng.random() for _ in range(3))
         text = f"{loses:.2f} lost, {repeats:.2f} repeated, {reorders:.2f} reordered, "
-        self._weather(fault, "--", text, Weather(loses=loses, repeats=repeats, reorders=reorders))
+        network = NetworkFault(loses=loses, repeats=repeats, reorders=reorders)
+        self._network_fault(fault, "--", text, network)
 
     # -- disks and clocks
 

@@ -42,7 +42,7 @@ class LinkPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class NetworkFault:
     """A fault of the network, until it is ended. Pairs are names of nodes, in one direction."""
 
     cut: frozenset[tuple[str, str]] = frozenset()
@@ -59,29 +59,29 @@ class Fabric:
     def __init__(self, world: WorldTime, rng: Random) -> None:
         self.latency_ns = 200 * US
         self.jitter_ns = 300 * US
-        self.weather: dict[object, Weather] = {}
+        self.active: dict[object, NetworkFault] = {}
         self.transports: dict[NodeId, SimTransport] = {}
         self.on_exception: Callable[[str, BaseException], None] = _reraise
         self._world = world
         self._rng = rng
         self._cut: set[tuple[str, str]] = set()  # names of nodes, in one direction
         self._slow: dict[tuple[str, str], int] = {}
-        self._rough: list[Weather] = []
+        self._rough: list[NetworkFault] = []
         self._numbers = 0
 
     # -- faults
 
-    def begin(self, fault: object, weather: Weather) -> None:
+    def begin(self, fault: object, network: NetworkFault) -> None:
         """Active until `end`, together with other faults. `fault` identifies it."""
-        self.weather[fault] = weather
+        self.active[fault] = network
         self._changed()
 
     def end(self, fault: object) -> None:
-        if self.weather.pop(fault, None) is not None:
+        if self.active.pop(fault, None) is not None:
             self._changed()
 
     def end_all(self) -> None:
-        self.weather.clear()
+        self.active.clear()
         self._changed()
 
     def reset_links(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Fabric:
                     self.close(pair)
 
     def _changed(self) -> None:
-        everything = self.weather.values()
+        everything = self.active.values()
         self._cut = {pair for one in everything for pair in one.cut}
         self._slow = {}
         for one in everything:

@@ -2,7 +2,7 @@
 
 Owns: the table of segments, writing frames, flushing them, reading records back.
 May not touch: what records mean (raft/store/log_store.py), when segments are prepared and freed
-(raft/store/segments/keeper.py).
+(raft/store/segments/allocator.py).
 Spec: docs/decisions/0019-a-log-of-our-own.md. Every method may be called on any thread: `lock`
 protects the table and the end of the log, and is not held during a flush."""
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker.cluster.clock import ClockWatch
+from broker.cluster.clock_watch import ClockWatch
 from broker.cluster.replica import leadership as module
 from broker.jetstream.commands.consumer_commands import DeliveryProgress
 from raft.clock.cluster_time import ClockVerdict

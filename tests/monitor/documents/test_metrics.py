@@ -11,7 +11,7 @@ from broker.cluster import runtime
 from broker.cluster.observe import metrics as jetstream_metrics
 from broker.config.options import Authorization, JetStreamOptions, User
 from broker.monitor.documents import metrics as server_metrics
-from broker.server.samples import Exposition, Family, Sample, gauge, histogram, labels
+from broker.server.metric_samples import Exposition, Family, Sample, gauge, histogram, labels
 from broker.server.server import Server
 from tests.monitor.documents.test_http import HTTP, get
 from tests.support.clients import open_client

@@ -190,10 +190,10 @@ def test_a_damaged_group_record_in_a_log_without_space_is_written_again_later() 
 
 def test_a_prepared_segment_that_cannot_be_removed_is_replaced() -> None:
     rig = FreeingRig()
-    keeper = rig.log._keeper
+    allocator = rig.log._allocator
     rig.files.fault = lambda operation, _: EIO if operation == "remove" else None
-    keeper.sizes = replace(SIZES, largest=8 * KB, first=8 * KB)
-    keeper._fit()
+    allocator.sizes = replace(SIZES, largest=8 * KB, first=8 * KB)
+    allocator._fit()
     rig.files.fault = lambda _operation, _name: None
     prepared = rig.log._segments.next
     assert prepared is not None
@@ -211,16 +211,16 @@ def test_no_segment_is_freed_before_an_older_one_has_lost_its_name(operation: st
     """A later segment may say that the end of an older one is void."""
     rig = FreeingRig()
     older, *later = [s.name for s in rig.log._segments.segments.values()]
-    rig.log._keeper.short = operation == "remove"
+    rig.log._allocator.short = operation == "remove"
     freed = older if operation != "sync_names" else ""
     rig.files.fault = lambda asked, name: EIO if (asked, name) == (operation, freed) else None
     for _ in range(3):
-        rig.log._keeper.something_died()
+        rig.log._allocator.something_died()
         rig.log.tick(short=operation == "remove")
         rig.jobs.run()
     assert set(later) <= set(rig.files.names())
     rig.files.fault = lambda _operation, _name: None
-    rig.log._keeper.something_died()
+    rig.log._allocator.something_died()
     rig.log.tick()
     rig.jobs.run()
     assert older not in rig.files.names()

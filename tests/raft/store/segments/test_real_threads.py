@@ -13,7 +13,7 @@ from random import Random
 
 from raft.store.disk_space import Space
 from raft.store.node_log import LogPlace, NodeLog
-from raft.store.segments.jobs import JobThread
+from raft.store.segments.background_jobs import JobThread
 from raft.types import Index
 from tests.raft.store.segments.rig import SIZES, Model, Rig, contents
 

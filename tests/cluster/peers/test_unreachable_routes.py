@@ -8,16 +8,16 @@ import socket
 
 import pytest
 
-from broker.cluster.peers import unreachable
-from broker.cluster.peers.unreachable import report_unreachable
+from broker.cluster.peers import unreachable_routes
+from broker.cluster.peers.unreachable_routes import report_unreachable
 from raft.transport.transport import Transport
 from raft.types import node_id
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreachable, "FIRST_AFTER_S", 0.001)
-    monkeypatch.setattr(unreachable, "AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(unreachable_routes, "FIRST_AFTER_S", 0.001)
+    monkeypatch.setattr(unreachable_routes, "AGAIN_AFTER_S", 0.001)
 
 
 def test_the_reasons_are_repeated_until_all_routes_are_connected(

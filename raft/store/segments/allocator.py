@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from raft.store.disk_space import Space
+from raft.store.segments.background_jobs import Jobs
 from raft.store.segments.files import LogFile, LogFiles
 from raft.store.segments.format import (
     FRAME_BYTES,
@@ -28,8 +29,7 @@ from raft.store.segments.format import (
     aligned,
     encode_header,
 )
-from raft.store.segments.jobs import Jobs
-from raft.store.segments.live import LiveRecord, LiveRecords, live_bytes
+from raft.store.segments.live_records import LiveRecord, LiveRecords, live_bytes
 from raft.store.segments.log import (
     RESERVE_BYTES_MAX,
     LogSegment,
@@ -55,7 +55,7 @@ _READ_ATTEMPTS: Final = 5  # until a record that cannot be read counts as damage
 _PATIENCE_TICKS: Final = 300  # before a segment with more live records than that is copied
 
 
-class SegmentKeeper:
+class SegmentAllocator:
     def __init__(
         self,
         files: LogFiles,

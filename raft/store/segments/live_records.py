@@ -1,6 +1,6 @@
 """Live records: the interface that tells which records of a segment are still needed.
 
-Owns: the types shared by the keeper of segments and the owner of the logs.
+Owns: the types shared by the allocator of segments and the owner of the logs.
 May not touch: files.
 Spec: docs/decisions/0019-a-log-of-our-own.md, "Freeing"."""
 
