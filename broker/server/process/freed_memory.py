@@ -1,25 +1,18 @@
-"""Returns memory to the operating system: after a load peak, and code pages after startup.
+"""Returns freed memory to the operating system after a load peak (malloc_trim).
 
-Owns: when the allocator is asked to return free pages (malloc_trim); which library code is left to
-the page cache (madvise).
+Owns: when the allocator is asked to return free pages.
 May not touch: what is in use.
 The C allocator keeps freed memory below the top of its heap: one small live object at the top can
 keep hundreds of megabytes in the process. `malloc_trim` returns the free pages in between. It holds
 the allocator's lock for some milliseconds, so it is called only when there is much to return and
-the memory of the process has stopped growing.
-
-Startup maps twenty megabytes of library code, most of which is not needed again. `madvise` unmaps
-these pages: they stay in the page cache as long as the system has room for them, and one that is
-needed again is mapped by a minor page fault."""
+the memory of the process has stopped growing."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import logging
-import re
 import resource
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +24,6 @@ CHECK_EVERY_S: Final = 5.0
 GROWN_BYTES: Final = 32 << 20  # growth since the last trim that makes another one worthwhile
 STILL_BYTES: Final = 4 << 20  # less growth than this between two checks counts as none
 _MEMORY: Final = Path("/proc/self/statm")
-_MAPPINGS: Final = Path("/proc/self/smaps")
-_MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ +(/.*)")
-_MADV_DONTNEED: Final = 4
 
 
 @dataclass(slots=True)
@@ -67,8 +57,6 @@ class FreedMemory:
         self._rule = TrimRule()
 
     async def run(self) -> None:
-        """When the server has started."""
-        await asyncio.to_thread(let_go_of_code)
         while self._trim is not None:
             await self.check(self._trim)
             await asyncio.sleep(CHECK_EVERY_S)
@@ -81,34 +69,6 @@ class FreedMemory:
             after = self._resident()
             self._rule.trimmed(after)
             logger.debug("returned %d MB of memory", (before - after) >> 20)
-
-
-def code_ranges(smaps: str) -> list[tuple[int, int]]:
-    """First and last address + 1 of the mappings, by /proc/self/smaps, that hold nothing but
-    unchanged pages of libraries. What was changed once (relocations) exists in memory only."""
-    found: list[tuple[int, int]] = []
-    for block in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", smaps):
-        first, _, facts = block.partition("\n")
-        mapping = _MAPPING.fullmatch(first)
-        if mapping is None or mapping[3] not in ("r-xp", "r--p"):
-            continue
-        library = ".so" in Path(mapping[4]).name or mapping[4] == str(
-            Path(sys.executable).resolve()
-        )
-        if library and re.search(r"^Anonymous: +0 kB$", facts, re.MULTILINE):
-            found.append((int(mapping[1], 16), int(mapping[2], 16)))
-    return found
-
-
-def let_go_of_code() -> None:
-    """Libraries are never unmapped, so that the ranges are still theirs."""
-    try:
-        advise = ctypes.CDLL(None).madvise
-        smaps = _MAPPINGS.read_text()
-    except (OSError, AttributeError):  # not Linux
-        return
-    for first, end in code_ranges(smaps):
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_DONTNEED)
 
 
 def _malloc_trim() -> Callable[[], object] | None:

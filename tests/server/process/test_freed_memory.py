@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from pathlib import Path
 
-from broker.server.process.freed_memory import (
-    GROWN_BYTES,
-    FreedMemory,
-    TrimRule,
-    code_ranges,
-    let_go_of_code,
-)
+from broker.server.process.freed_memory import GROWN_BYTES, FreedMemory, TrimRule
 from tests.support.cluster_fakes import run
 
 MB = 1 << 20
@@ -57,38 +49,3 @@ def test_the_task_of_a_process_can_be_cancelled() -> None:
         assert task.cancelled() or task.exception() is None
 
     run(test())
-
-
-def mapping(line: str, anonymous: int) -> str:
-    return f"{line}\nSize:    4 kB\nRss:    4 kB\nAnonymous:    {anonymous} kB\nVmFlags: rd mr\n"
-
-
-def test_only_unchanged_pages_of_libraries_are_let_go() -> None:
-    smaps = "".join(
-        [
-            mapping("7f00000000-7f00001000 r--p 00000000 fe:00 12       /lib/libssl.so.3", 0),
-            mapping("7f00001000-7f00002000 r-xp 00001000 fe:00 12       /lib/libssl.so.3", 0),
-            mapping("7f00002000-7f00003000 r--p 00002000 fe:00 12       /lib/libssl.so.3", 4),
-            mapping("7f00003000-7f00004000 rw-p 00003000 fe:00 12       /lib/libssl.so.3", 0),
-            mapping("7f00004000-7f00005000 r--s 00000000 fe:00 13       /lib/shared.so", 0),
-            mapping("7f00005000-7f00006000 r--p 00000000 fe:00 14       /var/data/000012.sst", 0),
-            mapping("7f00006000-7f00007000 r--p 00000000 00:00 0 ", 0),
-            mapping("7f00007000-7f00008000 r-xp 00000000 00:00 0        [vdso]", 0),
-            mapping("7f00008000-7f00009000 r-xp 00000000 fe:00 15       /a b/_core.cpython.so", 0),
-        ]
-    )
-    assert code_ranges(smaps) == [
-        (0x7F00000000, 0x7F00001000),
-        (0x7F00001000, 0x7F00002000),
-        (0x7F00008000, 0x7F00009000),
-    ]
-
-
-def test_the_process_goes_on_without_the_code_of_its_start() -> None:
-    ranges = code_ranges(Path("/proc/self/smaps").read_text())
-    assert ranges
-    let_go_of_code()
-    shown = Path("/proc/self/smaps").read_text()
-    assert set(code_ranges(shown)) >= set(ranges)  # mapped as before
-    let_go_of_code()
-    assert ssl.create_default_context().cert_store_stats() is not None  # code that comes back
