@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from broker.config.options import Http
-from broker.monitor.documents.documents import Documents
+from broker.monitor.documents.documents import Documents, at_once
+from broker.monitor.documents.interpreter import stacks, variables
 from broker.monitor.documents.json_text import json_text
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.full_http import FullHttp
@@ -108,7 +109,8 @@ class HttpMonitor:
     def _answers(self) -> dict[str, Make]:
         documents = {**self._documents.by_name, "subscriptionsz": self._documents.by_name["subsz"]}
         answers = {f"/{name}": self._document(f"/{name}", one) for name, one in documents.items()}
-        answers |= {"/healthz": self._healthz, "/metrics": self._metrics}
+        answers["/debug/vars"] = self._document("/debug/vars", lambda _: at_once(variables()))
+        answers |= {"/healthz": self._healthz, "/metrics": self._metrics, "/stacksz": self._stacks}
         return answers
 
     def _document(self, path: str, make: Callable[[Query], Steps[Document]]) -> Make:
@@ -139,6 +141,10 @@ class HttpMonitor:
         turns = self._observed.server.turns
         code, document = await turns.run(self._documents.healthz(query), HEALTH_TURNS)
         return HttpAnswer(msgspec.json.encode(document), status=code)
+
+    async def _stacks(self, _: Query) -> HttpAnswer:
+        self._count("/stacksz")
+        return HttpAnswer(stacks().encode(), "text/plain; charset=utf-8")
 
     async def _metrics(self, _: Query) -> HttpAnswer:
         if self._numbers is None:

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from broker.monitor.documents.documents import Documents
+from broker.monitor.documents.documents import Documents, at_once
+from broker.monitor.documents.interpreter import variables
 from broker.monitor.system import requests
+from broker.monitor.system.profiles import Profiles
 from broker.monitor.system.responder import WAITING_MAX, Responder, enveloped, failure
 from broker.monitor.system.statsz import statsz
 from broker.server.client.close_reason import Reason
@@ -43,11 +45,14 @@ class Services:
 
     def start(self) -> None:
         responder, ours = self._responder, f"$SYS.REQ.SERVER.{self._observed.id}"
+        profiles = Profiles(responder)
         responder.listen(PING, self._statsz)
         for where in (PING, ours):
             responder.listen(f"{where}.STATSZ", self._statsz)
             responder.listen(f"{where}.IDZ", self._idz)
+            responder.listen(f"{where}.PROFILEZ", profiles.asked)
             responder.serve(f"{where}.HEALTHZ", self._healthz)
+            responder.serve(f"{where}.EXPVARZ", lambda _: at_once(variables()))
             for name, make in self._documents.by_name.items():
                 responder.serve(f"{where}.{name.upper()}", self._jsz if name == "jsz" else make)
         for name, command in (("KICK", self._kick), ("LDM", self._tell_lame_duck)):

@@ -165,10 +165,18 @@ DESIGN = (
     ),
     ByDesign(
         "Monitoring",
-        "/stacksz, /debug/vars, EXPVARZ, PROFILEZ do not exist; /metrics has the numbers",
-        "Go's stacks, variables and profiles",
-        "they show the inside of the Go runtime",
-        (("*/stacksz*", ANY), ("*/debug/vars*", ANY)),
+        "/stacksz, /debug/vars, EXPVARZ and PROFILEZ show the inside of a Python process: stacks of "
+        "threads and tasks (as text), six fields of `memstats`, passwords of the command line left out, "
+        "the profiles `cpu` and `goroutine` (for `go tool pprof`)",
+        "Go's stacks (declared as JSON), all variables of its memory, all its profiles",
+        "`heap`, `allocs`, `block` and `mutex` have no counterpart that costs nothing while it is off",
+        (
+            ("*/stacksz*", "body"),
+            ("*/stacksz*", "type"),
+            ("*/debug/vars*", "body*"),
+            ("*EXPVARZ*", "body.data.memstats*"),
+            ("*EXPVARZ*", "body.data.cmdline*"),
+        ),
     ),
     ByDesign(
         "Monitoring",

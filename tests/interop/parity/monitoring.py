@@ -42,7 +42,7 @@ PATHS = (
 )  # fmt: skip
 SERVICES = (
     "STATSZ", "VARZ", "CONNZ", "ROUTEZ", "GATEWAYZ", "LEAFZ", "SUBSZ", "ACCOUNTZ", "JSZ", "HEALTHZ",
-    "IDZ", "RAFTZ", "IPQUEUESZ", "ACCSTATZ", "NOTHING",
+    "IDZ", "RAFTZ", "IPQUEUESZ", "ACCSTATZ", "EXPVARZ", "PROFILEZ", "NOTHING",
 )  # fmt: skip
 BODIES: dict[str, tuple[object, ...]] = {
     "CONNZ": ({"limit": 1}, {"acc": "none"}, {"subscriptions": True, "limit": 1}, {"auth": True}),
@@ -51,6 +51,7 @@ BODIES: dict[str, tuple[object, ...]] = {
                 {"account": "WATCHED", "stream": "S"}),
     "ACCOUNTZ": ({"account": "WATCHED"}, {"account": "none"}),
     "SUBSZ": ({"test": "a"},),
+    "PROFILEZ": ({"name": "nothing"}, {"name": "cpu"}, {"name": "cpu", "duration": 16_000_000_000}),
 }  # fmt: skip
 ACCOUNT = ("CONNZ", "LEAFZ", "SUBSZ", "INFO", "JSZ", "STATZ", "CONNS", "NOTHING")
 
