@@ -14,7 +14,7 @@ import msgspec
 from broker.accounts.identity import Credentials, Identity
 from broker.config.options import LinkCompression, Permissions
 from broker.server.client.close_reason import Reason
-from broker.server.leaf import leaf_compression
+from broker.server import link_compression
 from broker.server.leaf.leaf_connection import LeafConnection
 from broker.server.leaf.leaf_profile import LEAFNODE
 from broker.server.leaf.leaf_rules import hub_rules
@@ -86,7 +86,7 @@ class AcceptedLeaf(LeafConnection):
 
     def _send_info(self) -> None:
         mode = "" if self.ws_compressed else self.wanted_compression.mode
-        self._info(leaf_compression.offered(mode))
+        self._info(link_compression.offered(mode))
         self.outbound.flush()
 
     def _info(self, compression: str) -> None:
@@ -108,12 +108,12 @@ class AcceptedLeaf(LeafConnection):
             logger.debug("%s - INFO: %s", self.label, error)
             self.close(Reason.PROTOCOL_VIOLATION)
             return
-        except leaf_compression.UnknownCompression as unknown:
+        except link_compression.UnknownCompression as unknown:
             self.fail(str(unknown), Reason.PROTOCOL_VIOLATION)
             return
         if compressed:
             self.start_compression()
-            self._info(leaf_compression.named(self.wanted_compression, self.compression))
+            self._info(link_compression.named(self.wanted_compression, self.compression))
 
     def received_error(self, text: str) -> None:
         logger.error("%s - Leafnode Error '%s'", self.label, text)
@@ -185,7 +185,7 @@ class AcceptedLeaf(LeafConnection):
         self.remote_account, self.remote_version = said.remote_account, said.version
         self.user = identity.user
         self.isolated = self.isolated or said.isolate
-        self.compression = self.compression or said.compress_mode or leaf_compression.NOT_SUPPORTED
+        self.compression = self.compression or said.compress_mode or link_compression.NOT_SUPPORTED
         self.timers.connect_seen()
         self.timers.end_at(identity.expires, identity.farewell)
         options = profile.server_options

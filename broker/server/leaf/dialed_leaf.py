@@ -16,7 +16,7 @@ import msgspec
 
 from broker.config.options import VERSION, LeafRemote, LinkCompression, Permissions, SubjectRules
 from broker.server.client.close_reason import Reason
-from broker.server.leaf import leaf_compression
+from broker.server import link_compression
 from broker.server.leaf.accepted_leaf import SAME_CLUSTER
 from broker.server.leaf.leaf_connection import LOOP_PAUSE_S, LeafConnection, LeafTable
 from broker.server.leaf.leaf_profile import LeafProfile
@@ -152,7 +152,7 @@ class DialedLeaf(LeafConnection):
         self._waited()
         try:
             compressed = self.choose_compression(self._info.compression)
-        except leaf_compression.UnknownCompression as unknown:
+        except link_compression.UnknownCompression as unknown:
             logger.error("%s - %s", self.label, unknown)
             self.fail(str(unknown), Reason.PROTOCOL_VIOLATION)
             return
@@ -160,7 +160,7 @@ class DialedLeaf(LeafConnection):
         if not compressed:
             self._connect()
             return
-        mode = leaf_compression.named(self.wanted_compression, self.compression)
+        mode = link_compression.named(self.wanted_compression, self.compression)
         self.queue(self.profile.leaf_info_line(cid=self.cid, compression=mode))
         self.start_compression()
         self._wait(CONNECT_WITHIN_S, "compressed INFO")

@@ -26,7 +26,7 @@ from broker.server.client.close_reason import Reason
 from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.outbound import Outbound
 from broker.server.client.tls import TlsFailed
-from broker.server.leaf import leaf_compression
+from broker.server import link_compression
 from broker.server.leaf.announced_interest import AnnouncedInterest
 from broker.server.leaf.leaf_operations import LeafOperations
 from broker.server.leaf.leaf_profile import LeafProfile
@@ -203,14 +203,14 @@ class LeafConnection(asyncio.Protocol):
         """Choose our mode, given that of the other side. Returns whether both sides send S2 streams
         from now on. Raises UnknownCompression."""
         ours, rtt_s = self.wanted_compression, time.perf_counter() - self._begun
-        self.compression = leaf_compression.chosen(
+        self.compression = link_compression.chosen(
             ours, "off" if self.ws_compressed else theirs, rtt_s
         )
-        return leaf_compression.wanted(self.compression)
+        return link_compression.wanted(self.compression)
 
     def start_compression(self) -> None:
         self.outbound.flush()
-        self._packer = S2Writer(packed=self.compression != leaf_compression.UNCOMPRESSED)
+        self._packer = S2Writer(packed=self.compression != link_compression.UNCOMPRESSED)
         below = self.socket.transport
         if isinstance(below, FramedTransport):
             below.pack(self._packer)
@@ -221,9 +221,9 @@ class LeafConnection(asyncio.Protocol):
     def heard_pong(self) -> None:
         """A PONG was received: choose the level of `s2_auto` by the new round trip time."""
         ours = self.wanted_compression
-        if self._packer is not None and ours.mode == leaf_compression.AUTO:
-            self.compression = leaf_compression.level(ours, self.timers.rtt_s)
-            self._packer.packed = self.compression != leaf_compression.UNCOMPRESSED
+        if self._packer is not None and ours.mode == link_compression.AUTO:
+            self.compression = link_compression.level(ours, self.timers.rtt_s)
+            self._packer.packed = self.compression != link_compression.UNCOMPRESSED
 
     # -- the account ------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.config.options import LinkCompression
-from broker.server.leaf.leaf_compression import UnknownCompression, chosen, level, wanted
+from broker.server.link_compression import UnknownCompression, chosen, level, wanted
 
 
 @pytest.mark.parametrize(
