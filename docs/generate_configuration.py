@@ -33,7 +33,7 @@ A key that JetRaft does not support is refused by name, never ignored; an unknow
 
 - *yes*: as in nats-server. *differs*: the text says how. *JetRaft only*: nats-server does not know the key. *checked, not used*: accepted, because it asks for what is the case anyway.
 - Sizes are bytes or `64KB`, `1MB`, `10GB`; durations `500ms`, `2s`, `1h30m`. `$NAME` is a variable of the file or of the environment. `include "other.conf"` reads another file.
-- A reload (SIGHUP, `jetraft serve --signal reload=PID`, or `--watch 10s`) applies accounts, users, permissions, limits, logging, pings, lame duck, tags, mappings, routes, JetStream's limits and remotes, leaf node remotes, the terms of WebSockets,
+- A reload (SIGHUP, `jetraft serve --signal reload=PID`, or `--watch 10s`) applies accounts, users, permissions, limits, logging, pings, lame duck, tags, mappings, routes and their permissions and compression, JetStream's limits and remotes, leaf node remotes, the terms of WebSockets,
   and certificates, whose contents are read again. If one other key has changed, the reload is refused as a whole, and the log names it.
 
 A cluster of three, as a file of the first node; only `server_name` differs on the others:

@@ -259,8 +259,11 @@ def _route(mesh: Mesh, peer: Peer, position: int) -> Document:
         "uptime": span(now - since),
         "idle": span(silent_s),
         "pending_size": mesh.pending_bytes(peer.node),
-        "compression": "off",
+        "compression": mesh.compression.mode(peer.node),
     }
+    told = peer.hello.get("permissions")
+    if isinstance(told, dict):
+        document |= {name: told[name] for name in ("import", "export") if name in told}
     sink = mesh.interest.sinks.get(peer.node)
     if sink is not None:
         document |= {

@@ -242,6 +242,9 @@ class Logging(Struct, frozen=True):
     trace_headers: bool = False  # headers instead of payloads
     syslog: bool = False
     remote_syslog: str = ""  # an address such as udp://host:514
+    # Failed attempts to reach a hub between two log lines, before and after the first connection.
+    connect_error_reports: int = 60
+    reconnect_error_reports: int = 60
 
 
 class LameDuck(Struct, frozen=True):
@@ -338,6 +341,14 @@ class JetStreamOptions(Struct, frozen=True):
         )
 
 
+class LinkCompression(Struct, frozen=True):
+    """How a connection to another server is compressed."""
+
+    mode: str = "s2_auto"
+    # Round trip times up to which s2_auto does not compress, and compresses fast, better.
+    thresholds_ns: tuple[int, ...] = (10_000_000, 50_000_000, 100_000_000)
+
+
 class ClusterOptions(Struct, frozen=True):
     name: str = ""
     host: str = DEFAULT_HOST
@@ -348,6 +359,10 @@ class ClusterOptions(Struct, frozen=True):
     tls: TlsOptions | None = None
     advertise: str = ""  # where peers dial us, host or host:port; "" = where we listen
     no_advertise: bool = False
+    compression: LinkCompression = LinkCompression("accept")
+    permissions: Permissions | None = None  # publish: imports; subscribe: exports
+    ping_interval_ns: int = 0  # 0: that of the transport
+    ping_max: int = 0
 
 
 class WebSocketOptions(Struct, frozen=True):
@@ -373,12 +388,13 @@ class WebSocketOptions(Struct, frozen=True):
     ping_interval_ns: int = 0  # 0 = as on the client port
 
 
-class LinkCompression(Struct, frozen=True):
-    """How a connection to another server is compressed."""
+class LeafProxy(Struct, frozen=True):
+    """An HTTP proxy, for WebSocket URLs."""
 
-    mode: str = "s2_auto"
-    # Round trip times up to which s2_auto does not compress, and compresses fast, better.
-    thresholds_ns: tuple[int, ...] = (10_000_000, 50_000_000, 100_000_000)
+    url: str
+    user: str = ""
+    password: str = ""
+    timeout_ns: int = 0  # 0: that of dialing
 
 
 class LeafRemote(Struct, frozen=True):
@@ -402,6 +418,7 @@ class LeafRemote(Struct, frozen=True):
     compression: LinkCompression = LinkCompression()
     ws_compression: bool = False
     ws_no_masking: bool = False
+    proxy: LeafProxy | None = None
 
 
 class LeafNodeOptions(Struct, frozen=True):

@@ -20,7 +20,8 @@ are no proofs, and frames carry checksums.
 
 A link uses the newest version that both sides speak (docs/decisions/0022-upgrades.md). The version
 is chosen before frames are tagged, so both hellos repeat the newest version of their sender: a link
-that an attacker has downgraded is refused. Version 3 named no range; 2 had no challenge."""
+that an attacker has downgraded is refused. Version 3 named no range
+and had no compressed frames (raft/transport/frame_compression.py); 2 had no challenge."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class PeerVersions:
         return version
 
 
-VERSIONS: Final = PeerVersions(oldest=3, newest=3)
+VERSIONS: Final = PeerVersions(oldest=3, newest=4)
 
 
 class LinkClass(Enum):

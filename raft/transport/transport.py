@@ -29,6 +29,8 @@ from typing import Any, Final
 
 from raft.transport.acceptor import Acceptor
 from raft.transport.dial_plan import DialPlan
+from raft.transport.frame_compression import COMPRESSED, COMPRESSED_SINCE, FrameCodec
+from raft.transport.frame_guard import FrameError
 from raft.transport.handshake import (
     NEWS,
     PING,
@@ -93,10 +95,12 @@ class Transport:
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
         versions: PeerVersions = VERSIONS,
         objection: Callable[[str, dict[str, Any]], str | None] = lambda _name, _hello: None,
+        codec: FrameCodec | None = None,
     ) -> None:
         """`tls`: the contexts for accepting and for dialing. `advertise`: the address that others
         should dial, if it is not the one we listen on. `objection`: why a peer with this name and
-        this hello is refused; None: it is not."""
+        this hello is refused; None: it is not. `codec`: compresses frames."""
+        self._codec = codec
         self.node = node
         self.name = name
         self.limits = limits
@@ -220,7 +224,13 @@ class Transport:
         if pair is None:
             return False
         link = pair[0 if control else 1]
-        sent = link.send(channel, payload)
+        packed = None
+        if self._codec is not None and not control and link.version >= COMPRESSED_SINCE:
+            packed = self._codec.pack(to, payload)
+        if packed is None:
+            sent = link.send(channel, payload)
+        else:
+            sent = link.send(channel | COMPRESSED, packed)
         if channel == RAFT_BULK:
             link.flush()
         return sent
@@ -304,6 +314,8 @@ class Transport:
         )
 
     def _deliver(self, link: Link, channel: int, view: memoryview) -> None:
+        if channel & COMPRESSED and link.version >= COMPRESSED_SINCE:
+            channel, view = channel ^ COMPRESSED, self._unpacked(view)
         handler = self._channels.get(channel)
         if handler is None:
             return  # a channel of a newer version: ignore it
@@ -314,3 +326,12 @@ class Transport:
             name = self._peers.name(link.node)
             _log.exception("%s: frame from %s on channel %d failed", self.name, name, channel)
             link.abort(error)
+
+    def _unpacked(self, view: memoryview) -> memoryview:
+        """Raises FrameError."""
+        if self._codec is None:
+            raise FrameError("it sent a compressed frame, and this node has no codec")
+        try:
+            return memoryview(self._codec.unpack(view, self.limits.frame_bytes_max))
+        except ValueError as error:
+            raise FrameError(f"compressed frame: {error}") from error

@@ -173,7 +173,7 @@ def test_keys_set_their_options(tmp_path: Path) -> None:
         ("websocket { port: 1 }", "websocket requires TLS configuration"),
         ("\n  gateway { port: 1 }", r'server.conf:2:3: not supported yet: "gateway"'),
         ("hokus: 1", r'server.conf:1:1: unknown field "hokus"'),
-        ("cluster { pool_size: 3 }", r'not supported yet: "pool_size"'),
+        ("cluster { write_deadline: 3s }", r'not supported yet: "write_deadline"'),
         ("cluster { pokus: 3 }", r'unknown field "pokus"'),
         ("cluster { routes: [ 'nats://h:x' ] }", r'error parsing route url \["nats://h:x"\]'),
         ("cluster { routes: [ 'nats://a b:1' ] }", r'error parsing route url \["nats://a b:1"\]'),

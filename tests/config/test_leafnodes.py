@@ -91,7 +91,21 @@ def test_without_a_port_nobody_can_connect(tmp_path: Path) -> None:
         ('{ remotes [ { url: "h:x" } ] }', "error parsing leafnode url"),
         ('{ remotes [ { url: "h:1", deny_imports: "a..b" } ] }', "is not a valid subject"),
         ('{ remotes [ { url: "h:1", nkey: a, creds: b } ] }', "both creds and nkey"),
-        ('{ remotes [ { url: "h:1", proxy { url: x } } ] }', 'not supported yet: "proxy"'),
+        (
+            '{ remotes [ { url: "ws://h:1", proxy { url: "ftp://x" } } ] }',
+            "proxy URL scheme must be http, got: ftp",
+        ),
+        ('{ remotes [ { url: "ws://h:1", proxy { url: "http://" } } ] }', "must specify a host"),
+        (
+            '{ remotes [ { url: "ws://h:1", proxy { url: "http://p:1", username: u } } ] }',
+            "username and password must both",
+        ),
+        (
+            '{ remotes [ { url: "h:1", proxy { url: "http://p:1" } } ] }',
+            "for ws:// and wss:// URLs",
+        ),
+        ('{ remotes [ { url: "wss://h", proxy { url: "http://p:1" } } ] }', "requires TLS"),
+        ('{ remotes [ { url: "ws://h", js_cluster_migrate { x: 1 } } ] }', 'unknown field "x"'),
     ],
 )
 def test_refused_with_a_position(tmp_path: Path, text: str, error: str) -> None:

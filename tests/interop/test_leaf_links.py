@@ -28,6 +28,7 @@ from tests.interop.test_leaf_nodes import (
     pair,
 )
 from tests.support.clusters import nats_server
+from tests.support.http_proxy import HttpProxy
 from tests.support.server import PATIENCE, Process, run, until
 
 
@@ -130,6 +131,20 @@ def test_websocket_with_tls(ours: str, tmp_path: Path) -> None:
         async with over_websocket(ours, tmp_path, remote=remote, secure=True) as (hub, leaf, _):
             await crossing(hub, leaf)
             await crossing(leaf, hub)
+
+    run(work())
+
+
+@SIDES
+def test_websocket_through_a_proxy(ours: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with HttpProxy(login="u:p").running() as proxy:
+            through = f'url: "http://127.0.0.1:{proxy.port}", username: u, password: p'
+            options = f"proxy: {{ {through} }}"
+            async with over_websocket(ours, tmp_path, remote=options) as (hub, leaf, _):
+                await crossing(hub, leaf)
+                await crossing(leaf, hub)
+            assert proxy.asked
 
     run(work())
 

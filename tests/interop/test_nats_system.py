@@ -203,6 +203,13 @@ def test_routes_name_the_remote_server(admin: Cli) -> None:
     assert all(route["in_msgs"] > 0 and route["out_msgs"] > 0 for route in asked_at)
 
 
+def test_profiles_of_all_servers_become_files(admin: Cli, tmp_path: Path) -> None:
+    admin("server", "request", "profile", "goroutine", str(tmp_path))
+    found = list(tmp_path.glob("*goroutine*"))
+    assert len(found) == len(NAMES)
+    assert all(one.read_bytes()[:2] == b"\x1f\x8b" for one in found)  # gzip, for `go tool pprof`
+
+
 def test_a_request_for_the_leader_is_answered_by_the_leader_only(admin: Cli) -> None:
     shown = admin("request", "$SYS.REQ.SERVER.PING.JSZ", '{"leader_only":true}', "--raw",
                   "--replies", "0", "--timeout", "3s")  # fmt: skip

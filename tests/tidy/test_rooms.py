@@ -36,7 +36,7 @@ BELOW = {
     ),
     "broker.cluster": (
         "broker.server", "broker.accounts", "broker.config", "broker.jetstream", "broker.scan",
-        "broker.store", "broker.subjects", "broker.wire", "raft",
+        "broker.store", "broker.subjects", "broker.wire", "broker.compression", "raft",
     ),
     "chaos.sim": ("raft", "broker"),
 }  # fmt: skip

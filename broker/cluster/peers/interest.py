@@ -28,6 +28,7 @@ from broker.cluster.peers.peer_sink import (
     encode_frame,
 )
 from broker.cluster.peers.queue_shares import queue_shares
+from broker.cluster.peers.route_rules import RouteRules, allowed_rows
 from broker.server.leaf.leaf_sink import LeafSink
 from broker.server.tracing import tracing
 from broker.subjects import OWN, Sink, SinkKind, Subscription
@@ -76,6 +77,7 @@ class Interest:
     # Called when a peer asks for our interest: until now it may not have known any of it.
     on_asked: list[Callable[[NodeId], None]] = field(default_factory=list)
     sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of peers with links
+    rules: RouteRules | None = None  # None: everything crosses
     _members: dict[SubscriptionKey, int] = field(default_factory=dict)
     # Changed and not announced yet. Invariant: empty while there are no peers.
     _changed: dict[SubscriptionKey, None] = field(default_factory=dict)
@@ -84,6 +86,16 @@ class Interest:
 
     def start(self) -> None:
         self.router.on_interest(self._local_change)
+
+    def restrict(self, rules: RouteRules | None) -> None:
+        """What may cross has changed: begin again with all peers."""
+        self.rules = rules
+        for peer, sink in self.sinks.items():
+            sink.rules = rules
+            for key in list(sink.subscriptions):
+                if rules is not None and not rules.exports(key[1], key[2]):
+                    self._withdraw(sink, key)
+            self._announce_all(peer, ask=True)
 
     # -- our interest ---------------------------------------------------------------------------
 
@@ -123,6 +135,7 @@ class Interest:
         """Links to the peer are up: exchange complete interest."""
         if peer not in self.sinks:
             self.sinks[peer] = PeerSink(peer, self.send, self.flush)
+            self.sinks[peer].rules = self.rules
         self._announce_all(peer, ask=True)
 
     def peer_left(self, peer: NodeId) -> None:
@@ -140,7 +153,12 @@ class Interest:
     def _frame(
         self, keys: Iterable[SubscriptionKey], *, reset: bool = False, ask: bool = False
     ) -> bytes:
-        changes = [(*key, self._members.get(key, 0)) for key in keys]
+        rules = self.rules
+        changes = [
+            (*key, self._members.get(key, 0))
+            for key in keys
+            if rules is None or rules.imports(key[1])
+        ]
         return encode_frame(InterestFrame(reset=reset, changes=changes, ask=ask))
 
     def _announce_all(self, peer: NodeId, *, ask: bool) -> None:
@@ -206,6 +224,8 @@ class Interest:
     def _set_members(self, sink: PeerSink, key: SubscriptionKey, members: int) -> None:
         account_name, subject, queue = key
         known = sink.subscriptions.get(key)
+        if self.rules is not None and not self.rules.exports(subject, queue):
+            return
         if not members:
             self._withdraw(sink, key)
         elif known is None:
@@ -234,13 +254,26 @@ class Interest:
             if sink is not None:
                 sink.messages_in += len(event[1])
                 sink.bytes_in += event[1].total_bytes
-            traced = tracing.rows(event[1], account) if event[1].has_headers else None
-            pieces = tracing.pieces(event[1], traced) if traced else [(event[1], False)]
-            for run, alone in pieces:
-                if not alone or not self.tracing.routed(
-                    peer, account, run, plain=message.plain, queues=message.queues
-                ):
-                    self._deliver_routed(account, run, message)
+            for run in self._imported(event[1]):
+                self._take_routed(peer, account, run, message)
+
+    def _imported(self, run: PubRun) -> Iterable[PubRun]:
+        """Without the messages that may not come in."""
+        if self.rules is None:
+            return (run,)
+        rows = allowed_rows(run, 0, len(run), self.rules.imports)
+        return [PubRun.of([run.message(row) for row in range(*piece)]) for piece in rows]
+
+    def _take_routed(
+        self, peer: NodeId, account: Account, routed: PubRun, message: RoutedFrame
+    ) -> None:
+        traced = tracing.rows(routed, account) if routed.has_headers else None
+        pieces = tracing.pieces(routed, traced) if traced else [(routed, False)]
+        for run, alone in pieces:
+            if not alone or not self.tracing.routed(
+                peer, account, run, plain=message.plain, queues=message.queues
+            ):
+                self._deliver_routed(account, run, message)
 
     def _deliver_routed(self, account: Account, run: PubRun, message: RoutedFrame) -> None:
         origin = message.origin
@@ -257,6 +290,8 @@ class Interest:
 
     def received_deliver(self, _peer: NodeId, frame: bytes) -> None:
         message = _deliver.decode(frame)
+        if self.rules is not None and not self.rules.imports(message.to):
+            return
         match = self.account(message.account).subs.match(message.to)
         messages = message.messages
         shares = [(s, messages) for s in match.plain if message.plain]

@@ -13,7 +13,7 @@ import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.cluster.peers.channels import (
@@ -23,6 +23,8 @@ from broker.cluster.peers.channels import (
     CHANNEL_RPC,
 )
 from broker.cluster.peers.interest import Interest
+from broker.cluster.peers.route_compression import RouteCompression
+from broker.cluster.peers.route_rules import RouteRules, shown
 from broker.cluster.peers.rpc import Rpc
 from broker.cluster.peers.unreachable_routes import report_unreachable
 from broker.config.file.values import BadValue, route_address, split_address
@@ -30,7 +32,7 @@ from broker.server.client.tls import renew, route_contexts
 from broker.server.process.listening import has_port, join_host_port
 from broker.server.services import StartFailed
 from raft import NodeId
-from raft.transport.transport import Peer, Transport
+from raft.transport.transport import Peer, Transport, TransportLimits
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -72,6 +74,7 @@ class Mesh:
     hello: dict[str, Any] = field(default_factory=dict)
     transport: Transport | None = None
     _contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None  # accepting, dialing
+    compression: RouteCompression = field(init=False)
     interest: Interest = field(init=False)
     rpc: Rpc = field(init=False)
     _on_peer: list[PeerCallback] = field(default_factory=list)
@@ -86,6 +89,11 @@ class Mesh:
         self.rpc = Rpc(self.node, self._send_call, self.spawn)
         if self.options is None:
             return
+        self.compression = RouteCompression(
+            self.options.compression, self._compression_of, self.rtt_s
+        )
+        self.hello["compression"] = self.options.compression.mode
+        self._restrict(self.options)
         tls = self.options.tls
         self._contexts = None if tls is None else route_contexts(tls)
         login = (self.options.user, self.options.password)  # a password alone is enough
@@ -102,6 +110,8 @@ class Mesh:
             on_peer=self._peer_changed,
             advertise=_advertised(self.options),
             objection=self._objection,
+            limits=_limits(self.options),
+            codec=self.compression,
         )
         self.transport.register(CHANNEL_INTEREST, self.interest.received_interest)
         self.transport.register(CHANNEL_ROUTED, self.interest.received_routed)
@@ -131,8 +141,24 @@ class Mesh:
                 renew(context, options.tls)
         if options == self.options:
             return
+        if options.permissions != self.options.permissions:
+            self._restrict(options)
+            self.tell()
+        if options.compression != self.options.compression:
+            self.compression.configure(options.compression)
+            self.tell(compression=options.compression.mode)
         self.options = options
         self.transport.reseed([route_address(url) for url in options.routes])
+
+    def _restrict(self, options: ClusterOptions) -> None:
+        rules = options.permissions
+        self.interest.restrict(None if rules is None else RouteRules(rules))
+        self.hello["permissions"] = {} if rules is None else shown(rules)
+
+    def _compression_of(self, node: NodeId) -> str:
+        known = self.transport.peers().get(node) if self.transport is not None else None
+        told = known.hello.get("compression") if known is not None else None
+        return told if isinstance(told, str) else ""
 
     async def stop(self) -> None:
         if self.transport is not None:
@@ -279,6 +305,15 @@ class Mesh:
         loop = asyncio.get_running_loop()
         loop.call_soon(self.server.set_cluster_urls, urls, ws_urls)
         loop.call_soon(self.server.set_leaf_urls, leaf_urls)
+
+
+def _limits(options: ClusterOptions) -> TransportLimits:
+    limits = TransportLimits()
+    return replace(
+        limits,
+        ping_seconds=options.ping_interval_ns / 1e9 or limits.ping_seconds,
+        quiet_intervals_max=options.ping_max or limits.quiet_intervals_max,
+    )
 
 
 def _texts(value: object) -> list[str]:

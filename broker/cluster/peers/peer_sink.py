@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_ROUTED
+from broker.cluster.peers.route_rules import RouteRules, allowed_rows
 from broker.server.leaf.leaf_sink import LeafSink
 from broker.server.routing.targeted_rows import TargetedRows, pieces
 from broker.subjects import PublishingConnection, SinkKind, Subscription
@@ -57,6 +58,7 @@ class PeerSink:
         self._before_send = before_send
         self._queued: list[TargetedRows] = []
         self._single: tuple[object, ...] | None = None  # what deliver() queued last
+        self.rules: RouteRules | None = None
         self.messages_in = 0
         self.bytes_in = 0
         self.messages_out = 0
@@ -65,6 +67,8 @@ class PeerSink:
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
+        if self.rules is not None and not self.rules.sends(subject):
+            return False
         # The router passes one publish to several subscriptions as the same objects. Those share
         # one run, so that the message crosses the link once. If two equal publishes happen to share
         # a run, both are still delivered.
@@ -82,6 +86,8 @@ class PeerSink:
         self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
     ) -> bool:
         """Deliver to the subscriptions on `to`, which see the message's own subject."""
+        if self.rules is not None and not self.rules.sends(to):
+            return False
         self.flush()
         queues = [sub.queue] if sub.queue else []
         frame = DeliverFrame(sub.account.name, to, not queues, queues, [message])
@@ -96,15 +102,29 @@ class PeerSink:
         publisher: PublishingConnection | None,
     ) -> bool:
         self._single = None
+        if self.rules is None:
+            self._queue(sub, run, start, stop, publisher)
+        else:
+            for first, end in allowed_rows(run, start, stop, self.rules.sends):
+                self._queue(sub, run, first, end, publisher)
+        return True
+
+    def _queue(
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        publisher: PublishingConnection | None,
+    ) -> None:
         last = self._queued[-1] if self._queued else None
         if last is None:
             asyncio.get_running_loop().call_soon(self.flush)
         elif last.add_target(run, start, stop, sub.queue):
-            return True
+            return
         origin = publisher.cluster if isinstance(publisher, LeafSink) else ""
         rows = TargetedRows(sub.account.name, run, start, stop, [sub.queue], origin)
         self._queued.append(rows)
-        return True
 
     def flush(self) -> None:
         if not self._queued:

@@ -276,6 +276,7 @@ def _jetstream(file: _File, key: str, item: Item) -> None:
                 settings[name] = _JETSTREAM_BLOCKS[name](file, _map(name, inner))
             else:
                 file.report.refuse(raw, inner, known.JETSTREAM)
+    settings.pop(_UNUSED, None)
     if settings.get("store_dir") and file.draft.store_dir:
         raise BadValue("Duplicate 'store_dir' configuration")
     if enabled:
@@ -298,6 +299,7 @@ def _cipher(key: str, item: Item) -> str:
     raise BadValue(f'Unknown cipher type: "{item.value}"')
 
 
+_UNUSED = ""  # the field of what is checked only
 _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "store_dir": ("store_dir", values.text),
     "store": ("store_dir", values.text),
@@ -309,6 +311,7 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "max_file": ("max_file_store", values.size),
     "max_buffered_size": ("max_buffered_bytes", values.size),
     "max_buffered_msgs": ("max_buffered_msgs", values.integer),
+    "max_outstanding_catchup": (_UNUSED, values.size),  # a follower has a window of its own
     "domain": ("domain", values.text),
     "sync_interval": ("sync", _sync),
     "sync": ("sync", _sync),
@@ -389,7 +392,30 @@ def _map(key: str, item: Item) -> Map:
     return item.value
 
 
+def _unused(read: Callable[[str, Item], object]) -> Setter:
+    """Checked, and of no use: what it asks for is the case anyway."""
+
+    def check(_: _File, key: str, item: Item) -> None:
+        read(key, item)
+
+    return check
+
+
+def _reports(name: str) -> Setter:
+    def put(file: _File, key: str, item: Item) -> None:
+        attempts = values.integer(key, item)
+        if attempts < 1:
+            raise BadValue(f"{key}: at least 1, got {attempts}")
+        file.draft.logging[name] = attempts
+
+    return put
+
+
 _TOP: dict[str, Setter] = {
+    "disable_sublist_cache": _unused(values.boolean),
+    "no_sublist_cache": _unused(values.boolean),
+    "connect_error_reports": _reports("connect_error_reports"),
+    "reconnect_error_reports": _reports("reconnect_error_reports"),
     "listen": _listen,
     "host": _text("top", "host"),
     "net": _text("top", "host"),

@@ -11,6 +11,8 @@ from typing import Any
 
 from broker.config.file import unsupported_keys as known
 from broker.config.file import values
+from broker.config.file.authorization_block import permissions
+from broker.config.file.leafnodes_block import read_compression
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
@@ -32,8 +34,20 @@ _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "advertise": ("advertise", values.text),
     "cluster_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),
+    "compression": ("compression", read_compression),
+    "ping_interval": ("ping_interval_ns", values.duration),
+    "ping_max": ("ping_max", values.integer),
 }
-_UNCOMPRESSED = ("off", "disabled", "disable", "false", "not supported", "accept")
+
+
+# Checked, and of no use here: two nodes have one connection for all messages of all accounts, which
+# take turns, and routes are dialed forever, with a delay that grows to a second.
+_WITHOUT_EFFECT: dict[str, Callable[[str, Item], object]] = {
+    "pool_size": values.integer,
+    "accounts": values.texts,
+    "connect_retries": values.integer,
+    "connect_backoff": values.boolean,
+}
 
 
 def apply_cluster(
@@ -51,12 +65,10 @@ def apply_cluster(
             elif name in _KEYS:
                 field, read = _KEYS[name]
                 settings[field] = read(name, inner)
-            elif name == "pool_size" and values.integer(name, inner) <= 1:
-                continue  # two nodes have one connection for everything but Raft's heartbeats
-            elif name == "compression" and str(inner.value).lower() in _UNCOMPRESSED:
-                continue
-            elif name == "connect_retries":
-                values.integer(name, inner)  # any number is fine: routes are dialed forever
+            elif name in _WITHOUT_EFFECT:
+                _WITHOUT_EFFECT[name](name, inner)
+            elif name == "permissions":
+                settings["permissions"] = permissions(_map(name, inner))
             elif name == "authorization":
                 _authorization(report, settings, _map(name, inner))
             elif name == "tls":

@@ -17,7 +17,14 @@ from broker.config.file import values
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
-from broker.config.options import Authorization, LeafRemote, LinkCompression, TlsOptions, User
+from broker.config.options import (
+    Authorization,
+    LeafProxy,
+    LeafRemote,
+    LinkCompression,
+    TlsOptions,
+    User,
+)
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
 
@@ -45,7 +52,7 @@ THRESHOLDS_MAX = 4
 _THRESHOLDS = ("rtt_thresholds", "thresholds", "rtts", "rtt")
 
 
-def _compression(key: str, item: Item) -> LinkCompression:
+def read_compression(key: str, item: Item) -> LinkCompression:
     """Raises BadValue."""
     value = item.value
     if isinstance(value, bool | str):
@@ -94,7 +101,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "advertise": ("advertise", values.text),
     "leafnode_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),
-    "compression": ("compression", _compression),
+    "compression": ("compression", read_compression),
     "dial_timeout": ("dial_timeout_ns", values.duration),
     "isolate": ("isolated", values.boolean),
     "isolate_leafnode_interest": ("isolated", values.boolean),
@@ -211,16 +218,76 @@ def _remote(report: ConfigReport, block: Map, read_tls: ReadTls) -> LeafRemote:
         with report.at(inner):
             if key == "tls":
                 settings["tls"] = TlsOptions(**read_tls(_map(key, inner)))
+            elif key == "proxy":
+                settings["proxy"] = _proxy(report, _map(key, inner))
+            elif key in ("jetstream_cluster_migrate", "js_cluster_migrate"):
+                _migrate(report, key, inner)
             elif key in _REMOTE:
                 name, read = _REMOTE[key]
                 settings[name] = read(key, inner)
             else:
-                report.refuse(raw, inner, known.LEAF_REMOTE)
+                report.refuse(raw, inner, frozenset())
     if settings.get("credentials") and settings.get("nkey"):
         raise BadValue("remote leafnode can not have both creds and nkey defined")
     if not settings.get("urls"):
         raise BadValue("remote leafnode configuration requires a url")
+    if settings.get("proxy") is not None:
+        _check_proxied(settings)
     return LeafRemote(**settings)
+
+
+def _migrate(report: ConfigReport, key: str, item: Item) -> None:
+    """Checked, and of no use: of the nodes that are connected to the hub, one speaks for all
+    streams of the cluster (broker/cluster/peers/hub_speaker.py), wherever they are led."""
+    if not isinstance(item.value, dict):
+        values.boolean(key, item)
+        return
+    for raw, inner in item.value.items():
+        if raw.lower() == "leader_migrate_delay":
+            values.duration(raw, inner)
+        else:
+            report.refuse(raw, inner, frozenset())
+
+
+def _proxy(report: ConfigReport, block: Map) -> LeafProxy | None:
+    settings: dict[str, Any] = {}
+    for raw, item in block.items():
+        key = raw.lower()
+        if key in ("url", "username", "password"):
+            settings[key] = values.text(key, item)
+        elif key == "timeout":
+            settings["timeout_ns"] = values.duration(key, item)
+        else:
+            report.refuse(raw, item, frozenset())
+    user = settings.pop("username", "")
+    if not settings.get("url"):
+        return None
+    try:
+        parts = urlsplit(settings["url"])
+        usable = bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError as error:
+        raise BadValue(f"invalid proxy URL: {error}") from error
+    if parts.scheme != "http":
+        raise BadValue(f"proxy URL scheme must be http, got: {parts.scheme}")
+    if not usable:
+        raise BadValue("proxy URL must specify a host")
+    if settings.get("timeout_ns", 0) < 0:
+        raise BadValue("proxy timeout must be >= 0")
+    if bool(user) != bool(settings.get("password")):
+        raise BadValue("proxy username and password must both be specified or both be empty")
+    return LeafProxy(user=user, **settings)
+
+
+def _check_proxied(settings: dict[str, Any]) -> None:
+    for url in settings["urls"]:
+        scheme = urlsplit(url).scheme
+        if scheme not in ("ws", "wss"):
+            raise BadValue(f"a proxy is for ws:// and wss:// URLs only, not for {url}")
+        if scheme == "wss" and settings.get("tls") is None:
+            raise BadValue(
+                f"proxy is configured but remote URL {url} requires TLS and no TLS configuration "
+                "is provided"
+            )
 
 
 def _urls(key: str, item: Item) -> tuple[str, ...]:
@@ -271,7 +338,7 @@ _REMOTE: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "isolate": ("isolated", values.boolean),
     "isolate_leafnode_interest": ("isolated", values.boolean),
     "request_isolation": ("request_isolation", values.boolean),
-    "compression": ("compression", _compression),
+    "compression": ("compression", read_compression),
     "dial_timeout": ("dial_timeout_ns", values.duration),
     "ws_compress": ("ws_compression", values.boolean),
     "ws_compression": ("ws_compression", values.boolean),

@@ -10,9 +10,6 @@ TOP = frozenset(
     [
         "feature_flags",
         "proxies",
-        "disable_sublist_cache",
-        "connect_error_reports",
-        "reconnect_error_reports",
         "default_sentinel",
         "resolver_pinned_accounts",
         "ocsp",
@@ -45,13 +42,11 @@ TLS = frozenset(
     ]
 )
 LEAFNODES = frozenset(["write_timeout"])
-LEAF_REMOTE = frozenset(["jetstream_cluster_migrate", "js_cluster_migrate", "proxy"])
 JETSTREAM_LIMITS = frozenset(["max_ha_assets", "batch"])
 JETSTREAM = frozenset(
     [
         "extension_hint",
         "tpm",
-        "max_outstanding_catchup",
         "request_queue_limit",
         "info_queue_limit",
         "max_concurrent_io",
@@ -62,13 +57,6 @@ JETSTREAM = frozenset(
 )
 CLUSTER = frozenset(
     [
-        "permissions",
-        "connect_backoff",
-        "pool_size",
-        "accounts",
-        "compression",
-        "ping_interval",
-        "ping_max",
         "write_deadline",
         "write_timeout",
     ]

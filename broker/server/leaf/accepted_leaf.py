@@ -13,8 +13,8 @@ import msgspec
 
 from broker.accounts.identity import Credentials, Identity
 from broker.config.options import LinkCompression, Permissions
-from broker.server.client.close_reason import Reason
 from broker.server import link_compression
+from broker.server.client.close_reason import Reason
 from broker.server.leaf.leaf_connection import LeafConnection
 from broker.server.leaf.leaf_profile import LEAFNODE
 from broker.server.leaf.leaf_rules import hub_rules

@@ -15,8 +15,8 @@ from urllib.parse import SplitResult, unquote
 import msgspec
 
 from broker.config.options import VERSION, LeafRemote, LinkCompression, Permissions, SubjectRules
-from broker.server.client.close_reason import Reason
 from broker.server import link_compression
+from broker.server.client.close_reason import Reason
 from broker.server.leaf.accepted_leaf import SAME_CLUSTER
 from broker.server.leaf.leaf_connection import LOOP_PAUSE_S, LeafConnection, LeafTable
 from broker.server.leaf.leaf_profile import LeafProfile

@@ -21,12 +21,12 @@ from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.compression.s2 import BadS2
 from broker.compression.s2_stream import S2Reader, S2Writer
 from broker.config.options import LinkCompression
+from broker.server import link_compression
 from broker.server.client.client_socket import ClientSocket
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.outbound import Outbound
 from broker.server.client.tls import TlsFailed
-from broker.server import link_compression
 from broker.server.leaf.announced_interest import AnnouncedInterest
 from broker.server.leaf.leaf_operations import LeafOperations
 from broker.server.leaf.leaf_profile import LeafProfile

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from broker.config.options import LeafRemote
 from broker.server.client.close_reason import Reason
 from broker.server.leaf.dialed_leaf import DialedLeaf
+from broker.server.leaf.http_tunnel import tunnel
 from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.leaf.leaf_profile import LeafProfile
 from broker.server.leaf.leaf_websocket import SCHEMES, LeafWebSocket
@@ -23,7 +24,6 @@ from broker.server.process.remote_login import LoginFailed, tls_context
 JITTER = 0.25  # of the pause between two attempts
 DEFAULT_PORT = 7422
 HTTP_PORT, HTTPS_PORT = 80, 443
-REPORT_EVERY = 60  # failed attempts between two log lines, after the first
 DISCOVERED_MAX = 64  # URLs of the hub's cluster that are remembered
 
 
@@ -52,6 +52,8 @@ class RemoteHub:
             shuffle(self._urls)
         self._discovered: list[str] = []
         self._stopped = False
+        self._was_connected = False
+        self._failed = 0  # attempts since the last connection
 
     async def run(self) -> None:
         """Runs until `stop`. Cancellation closes the connection as well."""
@@ -59,7 +61,7 @@ class RemoteHub:
             for url in self._next_url():
                 if self._stopped:
                     return
-                self.last_pause_s = await self._connect(_split(url), self.attempts)
+                self.last_pause_s = await self._connect(_split(url))
                 self.attempts += 1
                 base_s = self.last_pause_s or self._profile.options.reconnect_ns / 1e9
                 await asyncio.sleep(base_s * (1 + JITTER * self._draw()))
@@ -72,7 +74,7 @@ class RemoteHub:
             known = {_place(url) for url in self._urls}
             yield from [*self._urls, *(one for one in self._discovered if _place(one) not in known)]
 
-    async def _connect(self, url: SplitResult, attempt: int) -> float:
+    async def _connect(self, url: SplitResult) -> float:
         """One connection, from dialing to its end. Returns the pause that it asks for."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -87,11 +89,12 @@ class RemoteHub:
             async with asyncio.timeout(self._dial_within_s):
                 await self._open(connection, url, end)
         except (OSError, TimeoutError, LoginFailed) as error:
-            if attempt % REPORT_EVERY == 0:
+            self._failed += 1
+            if self._failed % self._report_every == 1 or self._report_every == 1:
                 reason = str(error) or "timeout"
                 logger.error("Error trying to connect as leafnode to remote server: %s", reason)
             return 0.0
-        self.connection = connection
+        self.connection, self._was_connected, self._failed = connection, True, 0
         await ended
         self.connection = None
         if not self.remote.ignore_discovered_servers:
@@ -99,8 +102,18 @@ class RemoteHub:
         return connection.pause_s
 
     @property
+    def _report_every(self) -> int:
+        """Failed attempts between two log lines, after the first."""
+        logging = self._profile.server_options.logging
+        if self._was_connected:
+            return logging.reconnect_error_reports
+        return logging.connect_error_reports
+
+    @property
     def _dial_within_s(self) -> float:
-        return (self.remote.dial_timeout_ns or self._profile.options.dial_timeout_ns) / 1e9
+        dial_ns = self.remote.dial_timeout_ns or self._profile.options.dial_timeout_ns
+        proxy = self.remote.proxy
+        return (dial_ns if proxy is None else proxy.timeout_ns or dial_ns) / 1e9
 
     async def _open(
         self, connection: DialedLeaf, url: SplitResult, end: Callable[[], None]
@@ -120,13 +133,22 @@ class RemoteHub:
             max_payload=self._profile.server_options.limits.max_payload,
             refused=end,
         )
-        await loop.create_connection(
-            lambda: websocket,
-            host,
-            url.port or (HTTPS_PORT if secure else HTTP_PORT),
-            ssl=tls_context(self.remote.tls) if secure else None,
-            server_hostname=host if secure else None,
-        )
+        port = url.port or (HTTPS_PORT if secure else HTTP_PORT)
+        context = tls_context(self.remote.tls) if secure else None
+        name = host if secure else None
+        if self.remote.proxy is None:
+            await loop.create_connection(
+                lambda: websocket, host, port, ssl=context, server_hostname=name
+            )
+            return
+        through = await tunnel(self.remote.proxy, host, port)
+        try:
+            await loop.create_connection(
+                lambda: websocket, sock=through, ssl=context, server_hostname=name
+            )
+        except BaseException:
+            through.close()
+            raise
 
     def _usable(self, found: Sequence[str], url: SplitResult) -> list[str]:
         """Discovered URLs, with the scheme and credentials of the URL we had dialed."""

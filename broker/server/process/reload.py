@@ -33,7 +33,7 @@ FROM_THE_FILE = frozenset(["config_file", "config_digest"])
 # Configuration blocks in which only these fields may change.
 _PARTS = {
     "jetstream": frozenset(["accounts", "remotes", "limits", "max_memory_store", "max_file_store"]),
-    "cluster": frozenset(["routes"]),
+    "cluster": frozenset(["routes", "permissions", "compression"]),
     "leafnodes": frozenset(
         [
             "remotes",

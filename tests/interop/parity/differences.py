@@ -25,15 +25,16 @@ class ByDesign:
 
 ANY = "*"
 REFUSED_KEYS = (
-    "gateway", "mqtt", "ocsp", "feature_flags", "disable_sublist_cache",
-    "prof_port", "no_sys_acc", "connect_error_reports", "reconnect_error_reports",
-    "jetstream: { max_outstanding_catchup", "jetstream: { request_queue_limit", "cluster: { port: 6222, pool_size: 3",
-    "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression: s2_fast",
-    "cluster: { port: 6222, permissions",
+    "gateway", "mqtt", "ocsp", "feature_flags", "prof_port", "no_sys_acc",
+    "jetstream: { request_queue_limit",
 )  # fmt: skip
-LEAF_NODES = ('leafnodes: { remotes: [[] { url: "nats://h:7422", jetstream_cluster_migrate',)
+PROXIES = (
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", proxy: { url: "http://p:1" } }',
+    'leafnodes: { remotes: [[] { url: "ws://h:80", proxy: { url: "https://p:1" } }',
+)
 STRICTER = (
     "leafnodes: { port: 7422, compression: nothing }",
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", js_cluster_migrate: { nothing',
     "leafnodes: { port: 7422, compression: { mode: s2_auto, rtt_thresholds: [[]20ms, 10ms] } }",
     'leafnodes: { remotes: [[] { urls: [[]"ws://h:80", "nats://h:7422"] } ] }',
     "max_payload: 65MB",
@@ -67,6 +68,7 @@ LAXER = (
     "write_deadline: *",
     "ping_interval: 2",
     "leafnodes: { port: 7422, reconnect: 3 }",
+    "cluster: { port: 6222, ping_interval: 10 }",
     'lame_duck_grace_period: "-1s"',
     "log_file: 1",
     "pid_file: 1",
@@ -237,13 +239,14 @@ DESIGN = (
     ),
     ByDesign(
         "Configuration",
-        "refused for leaf nodes: `jetstream_cluster_migrate`, `write_timeout`, a proxy; `s2_better` "
-        "and `s2_best` compress as `s2_fast`; of a cluster with JetStream that is a leaf node, one "
-        "node tells the hub of all streams (`speaks` in /leafz)",
-        "accepted",
-        "not supported; the leader of each stream tells of it in nats-server, and a stream whose "
-        "leader has lost the hub cannot be reached",
-        _files(LEAF_NODES),
+        "leaf nodes: `write_timeout` is refused; a proxy is for `http` and `ws://` URLs, others are "
+        "refused; `s2_better` and `s2_best` compress as `s2_fast`; of a cluster with JetStream that "
+        "is a leaf node, one node tells the hub of all streams (`speaks` in /leafz), and "
+        "`jetstream_cluster_migrate` is checked only",
+        "accepted, and ignored where it cannot work; the leader of each stream tells of it, and is "
+        "moved away when it has lost the hub",
+        "a stream can be reached wherever it is led",
+        _files(PROXIES),
     ),
     ByDesign(
         "Configuration",
@@ -275,6 +278,16 @@ DESIGN = (
 )
 
 OPEN = (
+    ByDesign(
+        "Configuration",
+        "`cluster { pool_size, accounts }` are checked and have no effect; a denied import of "
+        "`cluster { permissions }` is dropped on arrival if a broader subscription asks for it, and what "
+        "is not a message (Raft, streams, requests between nodes) is not subject to permissions",
+        "routes of their own for accounts; a broader subscription gets what is denied; permissions that "
+        "leave out `$SYS.>` and `_INBOX.>` stop JetStream",
+        "two nodes have one connection for messages, on which accounts take turns; replication is no "
+        "message here",
+    ),
     ByDesign(
         "Streams and consumers",
         "`CONSUMER.RESET` to a later sequence on an interest stream: what was passed over stays until "

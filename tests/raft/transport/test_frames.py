@@ -50,7 +50,12 @@ GREETING_BYTES = 4 + 1 + 22
 
 def challenge() -> bytes:
     """Without credentials: an answer comes, and checksums stay."""
-    return sealed(0, frame(CHALLENGE, Challenge(LinkClass.BULK, bytes(16), b"")))
+    return sealed(
+        0,
+        frame(
+            CHALLENGE, Challenge(LinkClass.BULK, bytes(16), b"", VERSIONS.oldest, VERSIONS.newest)
+        ),
+    )
 
 
 @asynccontextmanager

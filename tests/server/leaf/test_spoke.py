@@ -17,6 +17,7 @@ from broker.config.options import (
     Authorization,
     LeafNodeOptions,
     LeafRemote,
+    Logging,
     Permissions,
     SubjectRules,
     TlsOptions,
@@ -277,6 +278,23 @@ def test_a_certificate_that_nobody_signed_is_refused() -> None:
             trusting = TlsOptions(ca_file=str(CERTS / "ca.pem"))
             async with running(leafnodes=remote_of(hub.leaf_port, tls=trusting)) as server:
                 await until(lambda: (len(server.leafs), len(hub.leafs)) == (1, 1))
+
+    run(work())
+
+
+@pytest.mark.parametrize("every", [1, 2, 60])
+def test_failed_attempts_are_reported_as_often_as_configured(
+    every: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        logging = Logging(connect_error_reports=every, reconnect_error_reports=1000)
+        nobody = remote_of(1)
+        async with running(leafnodes=nobody, logging=logging) as server:
+            assert server.leaf_listener is not None
+            [remote] = server.leaf_listener.remotes
+            await until(lambda: remote.attempts >= 5)
+        found = [one for one in caplog.messages if "Error trying to connect as leafnode" in one]
+        assert len(found) == -(-remote.attempts // every)
 
     run(work())
 
