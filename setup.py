@@ -26,6 +26,8 @@ COMPILED = (
     "broker.store.index._partition",
     "raft.store._sync_thread",
 )
+# Without debug information (Python's own flags ask for it) the compiler takes a quarter less time.
+OPTIONS = ["-O3", "-g0"]
 
 
 class BuildInPlace(build_ext):
@@ -49,7 +51,7 @@ setup(
     if "JETRAFT_COMPILED" in os.environ
     else cythonize(
         [
-            Extension(name, [name.replace(".", "/") + ".pyx"], extra_compile_args=["-O3"])
+            Extension(name, [name.replace(".", "/") + ".pyx"], extra_compile_args=OPTIONS)
             for name in COMPILED
         ],
         build_dir="build/cython",
