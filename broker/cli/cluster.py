@@ -22,7 +22,7 @@ from broker.cli.output.units import DURATION, NS
 
 ANSWER_WITHIN_S = 10.0
 STATUS_WITHIN_S = 3.0
-NEEDS_SYSTEM = "this command needs a user of the system account"
+NEEDS_SYSTEM = "this command needs a user of the system account (--user, --password)"
 REBALANCE_WITHIN_S = 60.0
 POLL_EVERY_S = 0.2
 

@@ -34,7 +34,7 @@ def test_from_creation_to_deletion(url: str) -> None:
         "1h30m", "--max-msgs", "7", "--dupe-window", "30s", "--metadata", "team=blue",
         "--discard", "new", "--no-allow-direct",
     )  # fmt: skip
-    assert "limits     7 messages, 10.0 MiB, 1h30m, then publishes are refused" in said
+    assert "limits     7 messages, 10.0 MiB, 1h30m, publishes beyond that are refused" in said
     config = as_json(url, "stream", "info", "A")["config"]
     assert config["subjects"] == ["a.*", "b"]
     assert config["max_age"] == 5400 * 10**9

@@ -20,8 +20,8 @@ def print_consumer(info: Document) -> None:
         f"consumer {info['stream_name']} > {info['name']}",
         [
             ("description", config.get("description")),
-            ("mode", f"{mode}, acks {config.get('ack_policy')}, from {_start(config)}"),
-            ("takes", filters(config) or "everything"),
+            ("mode", f"{mode}, ack {config.get('ack_policy')}, deliver {_start(config)}"),
+            ("filter", filters(config) or "all subjects"),
             ("redelivers", _redelivery(config)),
             *((word, _position(info.get(field))) for word, field in
               (("delivered", "delivered"), ("ack floor", "ack_floor"))),
@@ -44,7 +44,7 @@ def filters(config: Document) -> str:
 def _start(config: Document) -> str:
     policy = str(config.get("deliver_policy", "all"))
     if policy == "by_start_sequence":
-        return f"sequence {config.get('opt_start_seq')}"
+        return f"from sequence {config.get('opt_start_seq')}"
     return str(config.get("opt_start_time")) if policy == "by_start_time" else policy
 
 

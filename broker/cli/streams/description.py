@@ -16,8 +16,8 @@ Document = dict[str, Any]
 def print_stream(info: Document) -> None:
     config, state = info["config"], info.get("state", {})
     replicas = int(config.get("num_replicas", 1))
-    kept = [str(config.get("storage")), str(config.get("retention")),
-            f"{replicas} replica{'s' if replicas > 1 else ''}"]  # fmt: skip
+    kept = [str(config.get("storage")), f"{replicas} replica{'s' if replicas > 1 else ''}",
+            f"retention {config.get('retention')}"]  # fmt: skip
     if config.get("compression") not in (None, "", "none"):
         kept.append(str(config["compression"]))
     if config.get("sealed"):
@@ -27,14 +27,14 @@ def print_stream(info: Document) -> None:
         [
             ("description", config.get("description")),
             ("subjects", ", ".join(config.get("subjects") or [])),
-            ("keeps", ", ".join(kept)),
+            ("storage", ", ".join(kept)),
             ("limits", ", ".join(limits(config))),
             ("mirror of", _origin(info.get("mirror") or config.get("mirror"))),
             *(("source", _origin(one)) for one in info.get("sources") or []),
             ("messages", f"{state.get('messages', 0):,} ({size(int(state.get('bytes', 0)))}), "
-             f"{state.get('first_seq', 0)} to {state.get('last_seq', 0)}"),
+             f"sequences {state.get('first_seq', 0)} to {state.get('last_seq', 0)}"),
             ("deleted", state.get("num_deleted") or None),
-            ("on subjects", state.get("num_subjects") or None),
+            ("subjects in use", state.get("num_subjects") or None),
             ("consumers", int(state.get("consumer_count", 0))),
             *_replicas(info.get("cluster")),
             *(("mirrored by", str(one.get("name"))) for one in info.get("alternates") or []
@@ -49,15 +49,15 @@ def limits(config: Document) -> list[str]:
         ("max_msgs", "messages", "{:,}".format),
         ("max_bytes", "", size),
         ("max_age", "", duration),
-        ("max_msgs_per_subject", "messages of a subject", "{:,}".format),
-        ("max_msg_size", "a message", size),
+        ("max_msgs_per_subject", "messages per subject", "{:,}".format),
+        ("max_msg_size", "per message", size),
         ("max_consumers", "consumers", "{:,}".format),
     ):
         value = int(config.get(name) or 0)
         if value > 0:
             found.append(f"{shown(value)} {words}".rstrip())
     if found and config.get("discard") == "new":
-        found.append("then publishes are refused")
+        found.append("publishes beyond that are refused")
     return found
 
 
@@ -83,6 +83,6 @@ def _replicas(cluster: Document | None) -> list[tuple[str, str]]:
         condition = "current" if peer.get("current") else f"{peer.get('lag', 0)} log entries behind"
         if peer.get("offline"):
             condition = "offline"
-        heard = f", heard {age(peer['active'] / 1e9)} ago" if peer.get("active") else ""
-        rows.append(("follower", f"{peer.get('name')} ({condition}{heard})"))
+        seen = f", seen {age(peer['active'] / 1e9)} ago" if peer.get("active") else ""
+        rows.append(("follower", f"{peer.get('name')} ({condition}{seen})"))
     return rows
