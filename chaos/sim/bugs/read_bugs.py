@@ -90,7 +90,7 @@ READ_BUGS: Final[dict[str, BrokerBug]] = {
     "a follower reads without asking": BrokerBug(
         "a follower answers a get when it has applied what the leader has (Raft thesis 6.4)",
         (Replacement(MessageGets, "is_level", _follow_blindly),),
-        found_by=18,
+        found_by=24,
         workloads=_READERS,
     ),
     "a follower reads ahead of its leader": BrokerBug(

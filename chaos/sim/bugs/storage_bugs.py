@@ -91,7 +91,7 @@ STORAGE_BUGS: Final[dict[str, BrokerBug]] = {
     "a block is referred to before it is synced": BrokerBug(
         "what the state refers to is on disk",
         (Replacement(ValueFiles, "_sync", _nothing),),
-        found_by=0,
+        found_by=3,
         workloads=("acked publishers", "purged consumers"),
         faults=("power",),
     ),

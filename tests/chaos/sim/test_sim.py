@@ -27,12 +27,17 @@ REGRESSIONS: dict[int, str] = {
 # Where the search for a planted bug begins, to keep the suite short: a little before the first seed
 # from 0 on that finds it. After a change of schedules the search goes on from there.
 FIRST_SEED = {
-    "commit_earlier_term": 980,
+    "commit_earlier_term": 1245,
+    "count_failed_flush": 10,
     "forget_promise": 190,
-    "forget_vote": 25,
+    "forget_vote": 50,
     "joint_new_only": 30,
-    "keep_damaged": 15,
-    "write_after_snapshot": 40,
+    "keep_damaged": 28,
+    "late_members": 9,
+    "read_after_lease": 8,
+    "read_asleep": 405,
+    "removed_votes": 30,
+    "write_after_snapshot": 240,
 }
 
 SEEN: Counter[str] = Counter()  # events in the portions below
