@@ -23,7 +23,9 @@ from broker.server.metric_samples import (
     Exposition,
     Family,
     Sample,
+    SampleRows,
     counter,
+    escaped,
     gauge,
     histogram,
     labels,
@@ -82,7 +84,9 @@ SNAPSHOTS_SENT = counter("snapshots_sent", "Snapshots sent to other nodes.")
 SNAPSHOTS_INSTALLED = counter("snapshots_installed", "Snapshots received and installed.")
 RECOVERIES = counter("store_recoveries", "Times that the store recovered from a failed disk.")
 FLUSH = histogram("flush_latency", "Time of a flush of the log.")
-COMMIT = histogram("commit_latency", "Time from a proposal to its application (sampled).")
+COMMIT = histogram(
+    "commit_latency", "Time from a proposal to its application, when a publish is acked (sampled)."
+)
 
 MESSAGES = gauge("stream_messages", "Messages stored.")
 BYTES = gauge("stream_bytes", "Bytes stored.")
@@ -135,6 +139,19 @@ class MeasuredReplica(Protocol):
 
 
 @dataclass(slots=True)
+class StreamTables:
+    """The rows of streams, of the other replicas of those led here, and of their origins."""
+
+    streams: SampleRows
+    replicas: SampleRows
+    origins: SampleRows
+
+    @classmethod
+    def of(cls, into: Exposition) -> StreamTables:
+        return cls(into.table(*OF_STREAM), into.table(*OF_REPLICA), into.table(*OF_ORIGIN))
+
+
+@dataclass(slots=True)
 class JetStreamMetrics:
     """One per node."""
 
@@ -161,21 +178,23 @@ class JetStreamMetrics:
         self._raft(into)
         yield
         shown = replicas[:STREAMS_MAX]
+        tables = StreamTables.of(into)
         for number, replica in enumerate(shown):
-            self._stream(replica, into)
+            self._stream(replica, tables)
             if number % PER_STEP == PER_STEP - 1:
                 yield
         yield
         led = [one for one in replicas if one.leading is not None]
         total = sum(one.consumer_count for one in led)
         now = self.info.now_ns()
-        consumers = ((one, consumer) for one in led for consumer in list(one.consumers()))
+        rows = into.table(*OF_CONSUMER)
+        consumers = ((one, consumer) for one in led for consumer in one.consumers())
         for number, (replica, consumer) in enumerate(islice(consumers, CONSUMERS_MAX)):
             if replica.leading is not None:
                 yield from replica.leading.counting(consumer.name)
             numbers = None if replica.leading is None else replica.leading.numbers(consumer.name)
             if numbers is not None:
-                self._consumer(replica, consumer.name, numbers, into, now)
+                rows.append(_consumer_row(replica, consumer.name, numbers, now))
             if number % PER_STEP == PER_STEP - 1:
                 yield
         into.add(
@@ -240,48 +259,41 @@ class JetStreamMetrics:
         for family, latency in ((FLUSH, numbers.flush_latency), (COMMIT, numbers.commit_latency)):
             _add_latency(into, family, latency)
 
-    def _stream(self, replica: MeasuredReplica, into: Exposition) -> None:
-        names = {"account": replica.account.name, "stream": replica.name}
+    def _stream(self, replica: MeasuredReplica, tables: StreamTables) -> None:
+        where = _where(replica)
         store, leads = replica.stream.store, replica.leading is not None
-        into.add_row(
-            OF_STREAM,
-            (
-                store.messages, store.bytes, store.first_seq, store.last_seq,
-                replica.stream.applied, replica.consumer_count, leads,
-            ),
-            labels(names),
-        )  # fmt: skip
+        tables.streams.append((
+            f"{{{where}}}", store.messages, store.bytes, store.first_seq, store.last_seq,
+            replica.stream.applied, replica.consumer_count, int(leads),
+        ))  # fmt: skip
         if not leads:
             return
         for peer in self.peers(replica.group):
-            there = labels({**names, "node": peer.name})
-            into.add_row(OF_REPLICA, (peer.lag, peer.offline), there)
+            there = f'{{{where},node="{escaped(peer.name)}"}}'
+            tables.replicas.append((there, peer.lag, int(peer.offline)))
         for origin in self.info.origin_infos(replica.group).values():
-            there = labels({**names, "origin": origin.name})
+            there = f'{{{where},origin="{escaped(origin.name)}"}}'
             silent_s = origin.active / 1e9 if origin.active >= 0 else -1
-            into.add_row(OF_ORIGIN, (origin.lag, silent_s), there)
+            tables.origins.append((there, origin.lag, silent_s))
 
-    def _consumer(
-        self,
-        replica: MeasuredReplica,
-        name: str,
-        numbers: ConsumerNumbers,
-        into: Exposition,
-        now: int,
-    ) -> None:
-        names = {"account": replica.account.name, "stream": replica.name, "consumer": name}
-        store, lag_s = replica.stream.store, 0.0
-        if numbers.num_pending or numbers.num_ack_pending:
-            oldest = max(numbers.floor_stream_seq + 1, store.first_seq)
-            lag_s = round(max(now - about_time(store.segments, oldest), 0) / 1e9, 3)
-        into.add_row(
-            OF_CONSUMER,
-            (
-                numbers.num_pending, numbers.num_ack_pending, numbers.num_redelivered,
-                numbers.num_waiting, numbers.consumer_seq, numbers.floor_stream_seq, lag_s,
-            ),
-            labels(names),
-        )  # fmt: skip
+
+def _where(replica: MeasuredReplica) -> str:
+    return f'account="{escaped(replica.account.name)}",stream="{escaped(replica.name)}"'
+
+
+def _consumer_row(
+    replica: MeasuredReplica, name: str, numbers: ConsumerNumbers, now: int
+) -> tuple[str | float, ...]:
+    lag_s = 0.0
+    if numbers.num_pending or numbers.num_ack_pending:
+        store = replica.stream.store
+        oldest = max(numbers.floor_stream_seq + 1, store.first_seq)
+        lag_s = round(max(now - about_time(store.segments, oldest), 0) / 1e9, 3)
+    return (
+        f'{{{_where(replica)},consumer="{escaped(name)}"}}',
+        numbers.num_pending, numbers.num_ack_pending, numbers.num_redelivered,
+        numbers.num_waiting, numbers.consumer_seq, numbers.floor_stream_seq, lag_s,
+    )  # fmt: skip
 
 
 def _add_latency(into: Exposition, family: Family, latency: Latency) -> None:

@@ -11,6 +11,7 @@ from broker.cluster import runtime
 from broker.cluster.observe import metrics as jetstream_metrics
 from broker.config.options import Authorization, JetStreamOptions, User
 from broker.monitor.documents import metrics as server_metrics
+from broker.server import metric_samples as samples
 from broker.server.metric_samples import Exposition, Family, Sample, gauge, histogram, labels
 from broker.server.server import Server
 from tests.monitor.documents.test_http import HTTP, get
@@ -130,6 +131,23 @@ def test_a_family_stands_together_whatever_the_order() -> None:
         "# HELP jetraft_b B.",
         "# TYPE jetraft_b gauge",
         "jetraft_b 2.5",
+    ]
+
+
+def test_the_rows_of_a_table_are_samples_of_each_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "ROWS_PER_PART", 2)
+    into, names = Exposition(), ("x", "y", "z")
+    rows = into.table(gauge("a", "A."), gauge("b", "B."))
+    into.table(gauge("unused", "No rows, no head."))
+    rows.extend((labels({"n": name}), at, at + 0.5) for at, name in enumerate(names))
+    assert max(part.count(b"\n") for part in into.parts()) == 2
+    assert into.text().decode().splitlines() == [
+        "# HELP jetraft_a A.",
+        "# TYPE jetraft_a gauge",
+        *(f'jetraft_a{{n="{name}"}} {at}' for at, name in enumerate(names)),
+        "# HELP jetraft_b B.",
+        "# TYPE jetraft_b gauge",
+        *(f'jetraft_b{{n="{name}"}} {at}.5' for at, name in enumerate(names)),
     ]
 
 
