@@ -49,6 +49,12 @@ CASES = {
         f'jetraft_flush_latency_seconds_bucket{{{LABELS},le="+Inf"}}', "0+600x60", "",
     ),
     "JetRaftDiskFillsUp": (f"jetraft_disk_free_bytes{{{LABELS}}}", "1e12-1e10x60", "1e12x60"),
+    "JetRaftStorageLimit": (
+        f'jetraft_stored_bytes{{{LABELS},storage="file"}}', "95x60", "50x60",
+    ),
+    "JetRaftAccountStorageLimit": (
+        f'jetraft_account_stored_bytes{{{LABELS},account="A",storage="file"}}', "95x60", "50x60",
+    ),
     "JetRaftManyElections": (f"jetraft_raft_terms_total{{{LABELS}}}", "0+100x60", "0+0x60"),
 }  # fmt: skip
 BESIDE = {  # series that an expression needs as well
@@ -57,6 +63,12 @@ BESIDE = {  # series that an expression needs as well
         (f'jetraft_flush_latency_seconds_bucket{{{LABELS},le="0.4096"}}', "0+600x60"),
     ],
     "JetRaftDiskFillsUp": [(f"jetraft_disk_reserve_bytes{{{LABELS}}}", "1e10x60")],
+    "JetRaftStorageLimit": [
+        (f'jetraft_stored_bytes_max{{{LABELS},storage="file"}}', "100x60"),
+    ],
+    "JetRaftAccountStorageLimit": [
+        (f'jetraft_account_stored_bytes_max{{{LABELS},account="A",storage="file"}}', "100x60"),
+    ],
     "JetRaftManyElections": [(f"jetraft_raft_groups{{{LABELS}}}", "10x60")],
 }
 

@@ -10,7 +10,7 @@ Spec: nats-server `jetstream` limits of an account (max_mem, max_file) and of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -126,6 +126,23 @@ class Usage:
     def stored_here(self) -> int:
         """Bytes of all replicas on this node."""
         return sum(self._server.values())
+
+    def of_server(self) -> Iterator[tuple[Storage, int, int | None]]:
+        """Bytes of all replicas on this node, and their limit."""
+        for storage in Storage:
+            in_memory = storage is Storage.MEMORY
+            most = self.options.max_memory_store if in_memory else self.options.max_file_store
+            yield storage, self._server.get(storage, 0), most
+
+    def of_accounts(self) -> Iterator[tuple[str, Storage, int, int]]:
+        """Bytes of all replicas of an account in the cluster, as far as they are known here, and
+        their limit. Only accounts with such a limit, and not those with tiers."""
+        for name, granted in self.options.accounts.items():
+            for storage in () if granted.tiers else Storage:
+                most = granted.max_memory if storage is Storage.MEMORY else granted.max_storage
+                if most >= 0:
+                    key = (name, storage, 0)
+                    yield name, storage, self._accounts.get(key, 0) + self._remote.get(key, 0), most
 
     def forget(self, group: int) -> None:
         """The stream, or its replica on this node, was removed."""

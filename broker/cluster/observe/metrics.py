@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from broker.cluster.limits.usage import Usage
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats, PeerInfo
@@ -59,6 +60,12 @@ DISK = gauge("disk_bytes", "Size of the store's file system.")
 DISK_FREE = gauge("disk_free_bytes", "Free bytes of it.")
 DISK_RESERVE = gauge("disk_reserve_bytes", "With less than this free, no messages are stored.")
 DISK_FULL = gauge("disk_full", "1 while no messages are stored.")
+STORED = gauge("stored_bytes", "Bytes of all stream replicas on this node, by storage.")
+STORED_MAX = gauge("stored_bytes_max", "The limit of them: max_file_store, max_memory_store.")
+ACCOUNT_STORED = gauge(
+    "account_stored_bytes", "Bytes of all replicas of an account with a limit, in the cluster."
+)
+ACCOUNT_STORED_MAX = gauge("account_stored_bytes_max", "The limit of them.")
 SCANS_OPEN = gauge("scans_open", "Bulk reads in progress.")
 SCANS = counter("scans", "Bulk reads that were completed.")
 SCANS_REFUSED = counter("scans_refused", "Bulk reads that were refused.")
@@ -138,6 +145,14 @@ class MeasuredReplica(Protocol):
     def consumer_count(self) -> int: ...
 
 
+class MeasuredStore(Protocol):
+    """What is measured of the disk."""
+
+    @property
+    def full(self) -> bool: ...
+    def disk_facts(self) -> DiskFacts: ...
+
+
 @dataclass(slots=True)
 class StreamTables:
     """The rows of streams, of the other replicas of those led here, and of their origins."""
@@ -160,12 +175,12 @@ class JetStreamMetrics:
     peers: Callable[[GroupId], Sequence[PeerInfo]]  # the other replicas of a stream led here
     host: Callable[[], HostMetrics]
     trouble: Callable[[], str | None]  # why the store takes no writes
-    disk: Callable[[], DiskFacts]
-    disk_full: Callable[[], bool]
+    store: MeasuredStore
     requests_dropped: Callable[[], int]
     clock_error_ns: Callable[[], int]
     clock_trouble: Callable[[], str | None]
     api: Callable[[str], ApiStats]  # of an account
+    usage: Usage
     scans: Scans
     readers: Callable[[], Iterator[StreamingReader]]
 
@@ -173,6 +188,7 @@ class JetStreamMetrics:
         """Add all samples, in steps of a few milliseconds at most."""
         replicas = list(self.replicas)
         into.add(self._node(replicas))
+        into.add(self._limits())
         into.add(self._api(replicas))
         into.add(self._scans())
         self._raft(into)
@@ -212,11 +228,22 @@ class JetStreamMetrics:
         yield Sample(DROPPED, self.requests_dropped())
         yield Sample(CLOCK_OFFSET, self.clock_error_ns() / 1e9)
         yield Sample(CLOCK_AGREES, self.clock_trouble() is None)
-        disk = self.disk()
+        disk = self.store.disk_facts()
         yield Sample(DISK, disk.total_bytes)
         yield Sample(DISK_FREE, disk.free_bytes)
         yield Sample(DISK_RESERVE, disk.reserve_bytes)
-        yield Sample(DISK_FULL, self.disk_full())
+        yield Sample(DISK_FULL, self.store.full)
+
+    def _limits(self) -> Iterator[Sample]:
+        for storage, stored, most in self.usage.of_server():
+            where = f'{{storage="{storage.value}"}}'
+            yield Sample(STORED, stored, where)
+            if most is not None:
+                yield Sample(STORED_MAX, most, where)
+        for account, storage, stored, most in self.usage.of_accounts():
+            where = labels({"account": account, "storage": storage.value})
+            yield Sample(ACCOUNT_STORED, stored, where)
+            yield Sample(ACCOUNT_STORED_MAX, most, where)
 
     def _scans(self) -> Iterator[Sample]:
         scans = self.scans

@@ -167,3 +167,16 @@ def test_each_tier_of_an_account_is_bounded_on_its_own() -> None:
         account=240
     )
     assert there.usage.bounds(there.replica(6, 5, account="tiers", replicas=2)) == Bounds(account=0)
+
+
+def test_what_is_shown_of_limits_is_what_counts_against_them() -> None:
+    streams = Streams(server_file=5000)
+    streams.replica(1, 40, replicas=3)
+    streams.replica(2, 7, account="other")
+    streams.replica(3, 5, storage=Storage.MEMORY)
+    shown = {storage: (stored, most) for storage, stored, most in streams.usage.of_server()}
+    assert shown == {Storage.FILE: (47, 5000), Storage.MEMORY: (5, None)}
+    assert set(streams.usage.of_accounts()) == {
+        ("small", Storage.FILE, 120, 1000),
+        ("small", Storage.MEMORY, 5, 100),
+    }, "an account without limits is not shown"

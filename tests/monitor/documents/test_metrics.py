@@ -68,6 +68,8 @@ def test_the_numbers_of_streams_and_consumers_are_true(tmp_path: Path) -> None:
             assert found["jetraft_commit_latency_seconds_bucket", (("le", "+Inf"),)] > 0
             assert found["jetraft_log_written_bytes_total", ()] > 0
             assert found["jetraft_api_requests_total", (("account", "$G"),)] >= 1
+            file = (("storage", "file"),)
+            assert 0 < found["jetraft_stored_bytes", file] < found["jetraft_stored_bytes_max", file]
             assert found["process_open_fds", ()] > 0
             await client.close()
 
