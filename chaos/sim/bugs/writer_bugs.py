@@ -78,7 +78,7 @@ WRITER_BUGS: Final[dict[str, BrokerBug]] = {
     "a block of an old epoch is stored": BrokerBug(
         "a block of an earlier epoch is a repeat",
         (Replacement(Writers, "apply", _begin_an_old_epoch_again),),
-        found_by=0,
+        found_by=1,
         workloads=_WRITERS,
     ),
 }
