@@ -108,7 +108,8 @@ class ConsoleSessions:
             info = await relay.info()
             hello = {
                 "nonce": info.get("nonce", ""),
-                "auth_required": bool(info.get("auth_required")),
+                # INFO says so wherever there are users, also if clients without credentials may in.
+                "auth_required": self._clients.settings.authenticator.anonymous() is None,
                 "admin": self._admin,
                 "server": info.get("server_name", ""),
             }

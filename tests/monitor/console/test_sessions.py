@@ -92,6 +92,25 @@ def test_without_authorization_the_page_signs_in_by_itself(tmp_path: Path) -> No
     run(test())
 
 
+def test_where_clients_need_no_login_the_page_needs_none_either(tmp_path: Path) -> None:
+    """The cluster of `jetraft up`: the only users are those of the system account."""
+
+    async def test() -> None:
+        for authorization in (
+            Authorization(users=USERS, no_auth_user="ann"),
+            Authorization(users=USERS, open_to_all=True),
+        ):
+            async with (
+                node(tmp_path, authorization=authorization) as server,
+                session(server) as console,
+            ):
+                assert not (await console.frame())["auth_required"]
+                assert await console.sign_in() == {"signed_in": True}
+                assert "answer" in await console.request("$JS.API.STREAM.NAMES")
+
+    run(test())
+
+
 def test_users_sign_in_with_their_own_rights(tmp_path: Path) -> None:
     async def test() -> None:
         async with node(tmp_path, authorization=Authorization(users=USERS)) as server:

@@ -34,7 +34,8 @@ function draw(canvas, legend, history, format) {
   pen.scale(scale, scale);
   const style = getComputedStyle(document.documentElement);
   const colors = ["--series1", "--series2", "--series3"].map((name) => style.getPropertyValue(name).trim());
-  const top = Math.max(1, ...history.rows.flatMap((row) => row.values)) * 1.1;
+  const most = Math.max(0, ...history.rows.flatMap((row) => row.values));
+  const top = most < 2 ? 2 : most * 1.1; // the labels of an idle server are 2 and 1, not 1 and 1
   pen.font = "11px system-ui";
   pen.fillStyle = style.getPropertyValue("--soft");
   pen.strokeStyle = style.getPropertyValue("--line");
