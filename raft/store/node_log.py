@@ -67,6 +67,7 @@ class NodeLog:
         self._damaged: dict[GroupId, DamagedGroup] = {}
         self._dirty: set[GroupId] = set()  # written and not flushed
         self._ticks = 0
+        self._is_closed = False
         self._promises = PromiseTable(disk.promises)
         self._jobs = disk.jobs()
         self._allocator = SegmentAllocator(
@@ -148,7 +149,10 @@ class NodeLog:
         self.flush()
 
     def close(self) -> None:
-        """Without a flush."""
+        """Without a flush. A second call does nothing: descriptors may belong to others by then."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.flushes.wait()  # its files must stay open
         self._allocator.close()
         self._promises.close()

@@ -22,6 +22,7 @@ from raft.store.log_store import (
     WrongDirectory,
 )
 from raft.store.records import StoreHeld
+from raft.store.segments.files import DiskFile
 from raft.store.segments.log import SegmentBusy, SegmentLog
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term, node_id
@@ -69,6 +70,26 @@ def zero_end(segment: Path, size: int) -> None:
     content = segment.read_bytes()
     end = len(content.rstrip(b"\0"))
     segment.write_bytes(content[: end - size].ljust(len(content), b"\0"))
+
+
+def test_every_file_of_the_log_is_closed_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second close of a descriptor fails, or closes what another thread has opened meanwhile."""
+    closed: list[DiskFile] = []
+    really = DiskFile.close
+
+    def close(file: DiskFile) -> None:
+        closed.append(file)
+        really(file)
+
+    monkeypatch.setattr(DiskFile, "close", close)
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 3))
+    with caplog.at_level("INFO"):
+        store.close()
+    assert len(closed) == len(set(closed)) > 1
+    assert "error while closing" not in caplog.text
 
 
 def test_entries_hard_state_and_terms_come_back(tmp_path: Path) -> None:
