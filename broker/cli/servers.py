@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,23 +104,35 @@ def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: b
         raise
     pids = running | {node.name: node.pid for node in started}
     (place / STATE_FILE).write_text(json.dumps(pids))
+    _tell(cluster, pids)
+    if detach:
+        return
+    if not started:
+        click.echo("They were running already; `jetraft down` stops them.")
+        return
+    rest = "; `jetraft down` stops the others" if running else ""
+    names = ", ".join(node.name for node in started) if running else "them"
+    click.echo(f"Ctrl-C stops {names}{rest}.")
+    try:
+        signal.pause()
+    finally:
+        click.echo("stopping")
+        cluster.stop()  # what this command started
+        (place / STATE_FILE).write_text(json.dumps(running))
+
+
+def _tell(cluster: LocalCluster, pids: dict[str, int]) -> None:
     for node in cluster.nodes:
         click.echo(
             f"{node.name}  clients {node.url}  monitoring http://127.0.0.1:{node.http_port}  "
             f"pid {pids[node.name]}  log {node.log_path}"
         )
+    if shutil.which("jetraft") is None:  # as after `make up`, which calls it by its path
+        click.echo(f"command:       export PATH={Path(sys.executable).parent}:$PATH")
     click.echo(f"connect with:  export NATS_URL={','.join(cluster.urls)}")
-    if password := _operator_password(place):
+    if password := _operator_password(cluster.directory):
         click.echo(f"operate with:  jetraft cluster status --user admin --password {password}")
-    if detach:
-        return
-    click.echo("Ctrl-C stops them.")
-    try:
-        signal.pause()
-    finally:
-        click.echo("stopping")
-        cluster.stop()
-        (place / STATE_FILE).unlink(missing_ok=True)
+    click.echo(f"console:       http://127.0.0.1:{cluster.nodes[0].http_port}/")
 
 
 def _refuse_taken(ports: list[int]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from broker.cli.main import cli
 from broker.cli.output.tables import table
 from broker.cli.output.units import age, size
 from broker.local import LocalCluster, NodeFailed
+from tests.cli.test_local import stand_in
 from tests.support.clusters import port_for_up
 
 WITHIN_S = 60
@@ -66,6 +69,50 @@ def test_a_port_of_another_program_is_refused_before_anything_is_written(tmp_pat
     assert result.exit_code == 1
     assert f"another program listens on port {port};" in result.output
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def running(prepared: Path) -> Iterator[dict[str, int]]:
+    """Processes in place of the two nodes."""
+    command = [sys.executable, "-S", "-c", "input()", "broker", "serve"]
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2)]
+    pids = {f"local-{number}": child.pid for number, child in enumerate(children, 1)}
+    (prepared / "cluster.json").write_text(json.dumps(pids))
+    yield pids
+    ended = [child.poll() for child in children]
+    for child in children:
+        child.communicate(b"")
+    assert ended == [None, None], "nodes of another command were stopped"
+
+
+def test_up_leaves_nodes_alone_that_are_running(prepared: Path, running: dict[str, int]) -> None:
+    result = CliRunner().invoke(cli, ["up", "--dir", str(prepared)])
+    assert result.exit_code == 0
+    assert "running already; `jetraft down` stops them" in result.output
+    assert json.loads((prepared / "cluster.json").read_text()) == running
+
+
+def test_ctrl_c_stops_what_this_up_has_started(
+    prepared: Path, running: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others stay, and `down` still knows them."""
+    there = {"local-1": running["local-1"]}
+    (prepared / "cluster.json").write_text(json.dumps(there))
+    known: list[dict[str, int]] = []
+
+    def interrupted() -> None:
+        known.append(json.loads((prepared / "cluster.json").read_text()))
+        raise SystemExit(130)
+
+    cluster = partial(LocalCluster, command=stand_in())
+    monkeypatch.setattr("broker.local.LocalCluster", cluster)
+    monkeypatch.setattr(signal, "pause", interrupted)
+    result = CliRunner().invoke(cli, ["up", "--dir", str(prepared)])
+    assert result.exit_code == 130
+    assert "Ctrl-C stops local-2; `jetraft down` stops the others." in result.output
+    assert known[0].keys() == {"local-1", "local-2"}
+    assert not Path(f"/proc/{known[0]['local-2']}").exists()
+    assert json.loads((prepared / "cluster.json").read_text()) == there
 
 
 def test_an_error_shows_only_log_lines_of_this_start(tmp_path: Path) -> None:
