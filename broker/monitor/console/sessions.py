@@ -108,7 +108,7 @@ class ConsoleSessions:
             info = await relay.info()
             hello = {
                 "nonce": info.get("nonce", ""),
-                # INFO says so wherever there are users, also if clients without credentials may in.
+                # Not that of INFO: it is true where only some users have passwords.
                 "auth_required": self._clients.settings.authenticator.anonymous() is None,
                 "admin": self._admin,
                 "server": info.get("server_name", ""),

@@ -24,6 +24,12 @@ export function chart(history, format, label) {
   return box;
 }
 
+// The next of 2, 4, 10, 20, 40, 100, ...: half of it is a short number, too.
+export function roundedUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [2, 4, 10].find((step) => step * power > value);
+}
+
 function draw(canvas, legend, history, format) {
   const width = canvas.clientWidth, height = canvas.clientHeight;
   if (!width) return;
@@ -34,8 +40,7 @@ function draw(canvas, legend, history, format) {
   pen.scale(scale, scale);
   const style = getComputedStyle(document.documentElement);
   const colors = ["--series1", "--series2", "--series3"].map((name) => style.getPropertyValue(name).trim());
-  const most = Math.max(0, ...history.rows.flatMap((row) => row.values));
-  const top = most < 2 ? 2 : most * 1.1; // the labels of an idle server are 2 and 1, not 1 and 1
+  const top = roundedUp(Math.max(1, ...history.rows.flatMap((row) => row.values)));
   pen.font = "11px system-ui";
   pen.fillStyle = style.getPropertyValue("--soft");
   pen.strokeStyle = style.getPropertyValue("--line");

@@ -14,7 +14,7 @@ export function health(app) {
         found.status === "ok" && !problems.length ? "Everything is fine." : `Status: ${found.status}`),
       ...problems.map((text) => element("div", { class: "problem" }, text))),
       element("div", { class: "grid" },
-        panel("Process", facts([["name", varz.server_name], ["id", varz.server_id], ["version", varz.version], ["up for", varz.uptime],
+        panel("Process", facts([["name", varz.server_name], ["id", varz.server_id], ["protocol", `nats-server ${varz.version}`], ["up for", varz.uptime],
           ["memory", bytes(varz.mem)], ["cores", varz.cores], ["connections", `${count(varz.connections)} of ${count(varz.max_connections)}`],
           ["largest payload", bytes(varz.max_payload)], ["configured", varz.config_load_time]])),
         jsz.disabled ? null : panel("JetStream", facts([["directory", jsz.config.store_dir], ["stored", bytes(jsz.storage)],

@@ -44,5 +44,5 @@ function card({ name, server, statsz, role, replica }) {
     offline ? facts([["last seen", replica ? `${duration(replica.active)} ago` : "–"]]) : facts([
       ["CPU", statsz ? `${statsz.cpu.toFixed(0)} %` : "–"], ["memory", bytes(statsz?.mem)], ["connections", count(statsz?.connections)],
       ["in", count(statsz?.received?.msgs)], ["out", count(statsz?.sent?.msgs)], ["stored", js ? bytes(js.storage) : undefined],
-      ["slow consumers", statsz?.slow_consumers || undefined], ["version", server?.ver]]));
+      ["slow consumers", statsz?.slow_consumers || undefined], ["protocol", server?.ver]]));
 }
