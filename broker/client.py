@@ -2,14 +2,17 @@
 
 Owns: the one-call reader over the bulk-read protocol.
 May not touch: asyncio, Spark, the server.
-Needs pyarrow, which the broker itself does not: pip install "jetraft[spark]".
+Tables need pyarrow, which the broker itself does not: pip install "jetraft[spark]".
+scan_messages() does not.
 Spec: docs/spark.md, "Without Spark"."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from broker.scan.arrow import (
@@ -28,6 +31,7 @@ from broker.scan.client import (
     ScanFailed,
     ScanRange,
     endpoints_of,
+    read_blocks,
     read_range,
 )
 from broker.scan.link import LoginRefused, login_of, parse_endpoint
@@ -46,6 +50,7 @@ __all__ = [
     "ScanOptions",
     "scan",
     "scan_batches",
+    "scan_messages",
 ]
 
 Progress = Callable[[int, int], None]  # sequences that are done, and all of them
@@ -80,10 +85,10 @@ class ScanOptions(TypedDict, total=False):
 
 def scan(stream: str, **options: Unpack[ScanOptions]) -> pa.Table:
     """The messages of a stream (default: all that are committed now) as a table."""
+    schema = _schema(options)
     import pyarrow as pa
 
-    batches = list(scan_batches(stream, **options))
-    return pa.Table.from_batches(batches, schema=_schema(options))
+    return pa.Table.from_batches(list(scan_batches(stream, **options)), schema=schema)
 
 
 def scan_batches(stream: str, **options: Unpack[ScanOptions]) -> Iterator[pa.RecordBatch]:
@@ -114,6 +119,25 @@ def scan_batches(stream: str, **options: Unpack[ScanOptions]) -> Iterator[pa.Rec
             tell(piece.high + 1 - wanted.first, wanted.last + 1 - wanted.first)
 
 
+def scan_messages(stream: str, **options: Unpack[ScanOptions]) -> Iterator[tuple[int, bytes]]:
+    """Sequence and payload of each message, without pyarrow: for checks, not for speed. `columns`,
+    `header_map` and `progress` have no meaning here."""
+    from broker.store.block.codec import Block
+
+    login = _login(options)
+    blocks = read_blocks(
+        replace(_range(stream, login, options), columns=()),
+        login,
+        Block,
+        fail_on_data_loss=options.get("fail_on_data_loss", True),
+        busy_timeout_s=options.get("busy_timeout_s", BUSY_TIMEOUT_S),
+    )
+    for block, low, high in blocks:
+        for row in range(block.rows):
+            if low <= (seq := block.seq(row)) <= high:
+                yield seq, bytes(block.data(row))
+
+
 def _login(options: ScanOptions) -> Login:
     user, password, tls = login_of(options.get("servers", "127.0.0.1:4222"))
     return Login(
@@ -138,6 +162,8 @@ def _names(options: ScanOptions) -> tuple[str, ...]:
 
 
 def _schema(options: ScanOptions) -> pa.Schema:
+    if find_spec("pyarrow") is None:
+        raise ImportError("tables need pyarrow: pip install pyarrow")
     return arrow_schema(_names(options), renamed=options.get("columns", DEFAULT_COLUMNS))
 
 

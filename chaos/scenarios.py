@@ -21,7 +21,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import StorageType, StreamConfig
 
-from broker.client import scan
+from broker.client import scan_messages
 from broker.local import LocalCluster, LocalNode
 from chaos import disks
 from chaos.checker import Stored, Verdict, check
@@ -253,6 +253,6 @@ async def read_back(run: Run) -> dict[str, Stored]:
 
 def _replica(node: LocalNode, last: int) -> Stored:
     """The messages in the replica of this node, which may have to catch up first."""
-    table = scan(STREAM, servers=f"{node.host}:{node.client_port}", last=last, pinned=True)
-    data = [bytes(value).decode() for value in table.column("data").to_pylist()]
-    return list(zip(table.column("seq").to_pylist(), data, strict=True))
+    servers = f"{node.host}:{node.client_port}"
+    rows = scan_messages(STREAM, servers=servers, last=last, pinned=True)
+    return [(seq, data.decode()) for seq, data in rows]

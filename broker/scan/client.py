@@ -15,7 +15,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 from broker.scan.columns import BlockColumns, read_columns
 from broker.scan.link import LoginRefused, ReplicaAddress, Scan, ScanLink, parse_endpoint
@@ -43,6 +44,18 @@ NO_REQUEST: Final = PlanRequest()
 
 T = TypeVar("T")
 
+
+class ReceivedBlock(Protocol):
+    """What the cursor needs to know of a block."""
+
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def last_seq(self) -> int: ...
+
+
+B = TypeVar("B", bound=ReceivedBlock)
+
 __all__ = [
     "BUSY_TIMEOUT_S",
     "DataLost",
@@ -55,6 +68,7 @@ __all__ = [
     "Slice",
     "endpoints_of",
     "parse_endpoint",
+    "read_blocks",
     "read_range",
 ]
 
@@ -131,6 +145,24 @@ def read_range(
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Slice]:
     """Yield slices in ascending order, no row twice. Raises DataLost, ScanFailed, LoginRefused."""
+    for columns, low, high in read_blocks(
+        wanted, login, partial(read_columns, verify=verify),
+        fail_on_data_loss=fail_on_data_loss, busy_timeout_s=busy_timeout_s, pause=pause,
+    ):  # fmt: skip
+        yield Slice(columns, low, high)
+
+
+def read_blocks(
+    wanted: ScanRange,
+    login: Login,
+    decode: Callable[[memoryview], B],
+    *,
+    fail_on_data_loss: bool = True,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[B, int, int]]:
+    """As read_range, with another reader of blocks: each with its first and last sequence that
+    belong to the range. `decode` raises BlockDamaged."""
     cursor = wanted.first
     retries = _Retries(len(wanted.endpoints), busy_timeout_s)
     reasons: dict[str, str] = {}
@@ -138,12 +170,12 @@ def read_range(
         endpoint = wanted.endpoints[retries.endpoint]
         rest, busy = replace(wanted, first=cursor), False
         try:
-            for piece in _from_replica(
-                endpoint, rest, login, fail_on_data_loss=fail_on_data_loss, verify=verify
+            for block, low, high in _from_replica(
+                endpoint, rest, login, decode, fail_on_data_loss=fail_on_data_loss
             ):
-                cursor = piece.high + 1  # before the yield: a failure later must not repeat it
+                cursor = high + 1  # before the yield: a failure later must not repeat it
                 retries.progress()
-                yield piece
+                yield block, low, high
         except LoginRefused:
             raise
         except ScanRefused as refusal:
@@ -200,21 +232,21 @@ def _from_replica(
     endpoint: ReplicaAddress,
     wanted: ScanRange,
     login: Login,
+    decode: Callable[[memoryview], B],
     *,
     fail_on_data_loss: bool,
-    verify: bool,
-) -> Iterator[Slice]:
+) -> Iterator[tuple[B, int, int]]:
     """One attempt at one replica. Returns normally only after the whole range was sent."""
     with ScanLink(endpoint, login) as link:
         scan = _begin(link, wanted)
         cursor = _skip_lost(wanted, scan.head.first_seq, fail=fail_on_data_loss)
         for raw in scan.blocks():
-            columns = read_columns(raw, verify=verify)
-            if columns.last_seq < cursor or columns.first_seq > wanted.last:
+            block = decode(raw)
+            if block.last_seq < cursor or block.first_seq > wanted.last:
                 raise ScanProtocolError(f"{endpoint} sent a block outside the requested range")
-            low, high = max(columns.first_seq, cursor), min(columns.last_seq, wanted.last)
+            low, high = max(block.first_seq, cursor), min(block.last_seq, wanted.last)
             cursor = high + 1
-            yield Slice(columns, low, high)
+            yield block, low, high
         if scan.end is None or scan.end.last_sent < wanted.last:
             raise ScanProtocolError(f"{endpoint} ended before {wanted.last}")
 

@@ -12,8 +12,9 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
@@ -175,9 +176,7 @@ class ScanLink:
 
     def read_exactly(self, size: int) -> memoryview:
         """New memory each time, because Arrow arrays keep referring to it."""
-        import numpy as np
-
-        block = np.empty(size, np.uint8).data
+        block = _memory()(size)
         have = min(size, len(self._received))
         block[:have] = self._received[:have]
         del self._received[:have]
@@ -316,3 +315,13 @@ class Scan:
             block = self._link.read_exactly(size)
             check_frame(check, block)
             yield block
+
+
+@cache
+def _memory() -> Callable[[int], memoryview]:
+    """How to get writable memory: with numpy, which comes with Arrow, it is not zeroed first."""
+    try:
+        import numpy as np
+    except ImportError:
+        return lambda size: memoryview(bytearray(size))
+    return lambda size: np.empty(size, np.uint8).data

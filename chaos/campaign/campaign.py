@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nats.js.api import StreamConfig
 
-from broker.client import DataLost, scan
+from broker.client import DataLost, scan_messages
 from broker.local import NodeFailed
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
 from chaos.campaign.local_target import LocalSettings, LocalTarget, usable
@@ -357,18 +357,16 @@ class Campaign:
 
 def _replica(url: str, last: int) -> Stored:
     """The messages in the replica of this node, which may have to catch up first."""
-    table = scan(STREAM, servers=url, last=last, pinned=True)
-    data = [bytes(value).decode() for value in table.column("data").to_pylist()]
-    return list(zip(table.column("seq").to_pylist(), data, strict=True))
+    rows = scan_messages(STREAM, servers=url, last=last, pinned=True)
+    return [(seq, data.decode()) for seq, data in rows]
 
 
 def _digest(url: str, stream: str, last: int) -> bytes:
     """Of all messages in the replica of this node."""
-    table = scan(stream, servers=url, last=last, pinned=True)
     digest = hashlib.sha256()
-    for seq, data in zip(table.column("seq").to_pylist(), table.column("data"), strict=True):
-        digest.update(b"%d %d " % (seq, len(data.as_py())))
-        digest.update(data.as_py())
+    for seq, data in scan_messages(stream, servers=url, last=last, pinned=True):
+        digest.update(b"%d %d " % (seq, len(data)))
+        digest.update(data)
     return digest.digest()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from broker.client import scan, scan_messages
 from broker.scan.arrow import DEFAULT_COLUMNS, arrow_schema, batch_of
 from broker.scan.client import (
     DataLost,
@@ -23,7 +24,7 @@ from broker.scan.client import (
     read_range,
 )
 from broker.scan.columns import read_columns
-from broker.scan.link import LoginRefused, ScanLink, parse_endpoint
+from broker.scan.link import LoginRefused, ScanLink, _memory, parse_endpoint
 from broker.scan.protocol import (
     FRAME,
     PlanRefused,
@@ -111,6 +112,20 @@ def test_a_batch_has_the_messages_without_a_copy_of_the_payload() -> None:
     whole = pa.py_buffer(raw)
     data = batch.column(4).buffers()[2]
     assert whole.address <= data.address < whole.address + whole.size
+
+
+def test_messages_are_read_without_pyarrow(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chaos runs read replicas back on machines that have what a node needs and nothing else."""
+    for absent in ("pyarrow", "numpy"):
+        monkeypatch.setitem(sys.modules, absent, None)
+    _memory.cache_clear()
+    rows = list(scan_messages(STREAM, servers=cluster.servers, first=5, last=2500))
+    assert rows == [(seq, data_of(seq)) for seq in range(5, 2501)]
+    with pytest.raises(ImportError, match="pip install pyarrow"):
+        scan(STREAM, servers=cluster.servers)
+    _memory.cache_clear()
 
 
 @pytest.mark.parametrize("at", [0, 5, 20, 25, 40, 64, 200, 2000])

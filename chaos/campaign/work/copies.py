@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from nats.js.api import AckPolicy, ConsumerConfig, ExternalStream, StreamSource
 
-from broker.client import DataLost, NoServer, PlanRefused, ScanFailed, scan
+from broker.client import DataLost, NoServer, PlanRefused, ScanFailed, scan_messages
 from chaos.campaign.work.campaign_work import (
     ANSWER_WITHIN_S,
     NO_ANSWER,
@@ -189,17 +189,17 @@ class TableScans(CampaignWork):
             first = max(acked - SCAN_LAST, 1)
             operation = self.journal.invoke("scans", "scan", first=first, acked=acked)
             try:
-                table = await asyncio.to_thread(scan, self.origin, servers=servers, first=first)
+                rows = await asyncio.to_thread(self._rows, servers, first)
             except DataLost as lost:  # nothing is ever removed
                 self.journal.failed(operation, lost=str(lost))
             except NO_TABLE:
                 pass  # unknown
             else:
-                rows = zip(
-                    table.column("seq").to_pylist(), table.column("data").to_pylist(), strict=True
-                )
-                self.journal.ok(operation, rows=dict(rows))
+                self.journal.ok(operation, rows=rows)
             await asyncio.sleep(SCAN_EVERY_S)
+
+    def _rows(self, servers: str, first: int) -> dict[int, bytes]:
+        return dict(scan_messages(self.origin, servers=servers, first=first))
 
     async def check(self) -> None:
         rows = {row.seq: row.data for row in await stored_rows(self.urls, self.origin)}
@@ -216,6 +216,6 @@ class TableScans(CampaignWork):
                     f"a scan from {first} found {len(found):,} messages up to {last}; {wanted} was "
                     "acknowledged before it began"
                 )
-            wrong = [seq for seq, data in found.items() if bytes(data) != rows.get(seq)]
+            wrong = [seq for seq, data in found.items() if data != rows.get(seq)]
             if wrong:
                 raise BrokenPromise(f"a scan found other contents than are stored: {wrong[:5]}")
