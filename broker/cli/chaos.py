@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.cli.end_by_signal import end_by_signal, run_to_end
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.progress import progress_told
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ LOGIN = re.compile(r"//[^@/,]*@")  # of a URL
 SHRUNK_MAX = 3  # failing seeds that are shrunk and told; the others are only named
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def chaos() -> None:
     """Kill and pause nodes under load, and check that no acknowledged message is lost."""
 
 
-@chaos.command("run")
+@chaos.command("run", short_help="Inject faults under load, and check every ack afterwards.")
 @click.argument("scenario")
 @click.option(
     "--rate", default=1000, show_default=True, type=click.IntRange(1), help="Publishes per second."

@@ -17,12 +17,13 @@ from broker.cli.connect.blocking import connected
 from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import ApiRefused, CannotConnect, CommandFailed, NoAnswerInTime
 from broker.cli.connect.options import Destination, at, connects
+from broker.cli.lazy import CommandGroup
+from broker.cli.operations.system_requests import NEEDS_SYSTEM
 from broker.cli.output.tables import show, show_json, table
 from broker.cli.output.units import DURATION, NS
 
 ANSWER_WITHIN_S = 10.0
 STATUS_WITHIN_S = 3.0
-NEEDS_SYSTEM = "this command needs a user of the system account (--user, --password)"
 REBALANCE_WITHIN_S = 60.0
 POLL_EVERY_S = 0.2
 
@@ -40,7 +41,7 @@ class Unavailable(CommandFailed):
     """The node that was asked belongs to no cluster, or not any more."""
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def cluster() -> None:
     """Show, add, drain and remove nodes. Needs a user of the system account."""
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.tables import show
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Configuration files."""
 

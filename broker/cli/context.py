@@ -11,6 +11,7 @@ import click
 
 from broker.cli.connect import contexts
 from broker.cli.connect.failures import CommandFailed
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.questions import confirm, yes_option
 from broker.cli.output.tables import facts, json_option, show, show_json, table
 
@@ -37,7 +38,7 @@ def _fields(command: Any) -> Any:
     return command
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def context() -> None:
     """Saved servers and logins, in the files of the official tool (~/.config/nats)."""
 

@@ -76,8 +76,8 @@ ALIASES = {
     lazy=COMMANDS,
     aliases=ALIASES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start here:  jetraft up   then, in another terminal:  jetraft stream add ORDERS "
-    "--subjects 'orders.*' --replicas 3",
+    epilog="\b\nStart here:\n  jetraft up --detach\n"
+    "  jetraft stream add ORDERS --subjects 'orders.*' --replicas 3",
 )
 @click.version_option(package_name="jetraft")
 def cli() -> None:

@@ -22,6 +22,7 @@ from broker.cli.connect import api
 from broker.cli.connect.blocking import connected
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.message_text import message_fields, payload_text
 from broker.cli.output.tables import at_terminal, json_option, show_json, show_json_line, table
 from broker.cli.output.times import rfc3339
@@ -35,7 +36,7 @@ _OF_NODES = ("scans_open", "scans_total", "scans_refused_total", "scan_sent_byte
 Reading = tuple[str, dict[str, str], float]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def scan() -> None:
     """Read a stream as a table; show bulk reads and the lag of streaming queries."""
 

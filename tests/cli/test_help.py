@@ -84,6 +84,30 @@ def test_every_help_can_be_shown(path: tuple[str, ...]) -> None:
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
             assert f"\n  {name} " in shown
+        assert "..." not in shown.partition("\n")[2], "a sentence is cut"
+
+
+@pytest.mark.parametrize("path", [("bench", "pub"), ("chaos",)])
+def test_the_help_fits_a_narrow_terminal(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    command = EVERYTHING[path]
+    shown = command.get_help(click.Context(command, info_name="jetraft"))
+    assert max(map(len, shown.splitlines())) <= 40
+
+
+def test_help_is_a_word_too() -> None:
+    assert run("help") == run("--help")
+    assert run("help", "stream", "add") == run("stream", "help", "add")
+    assert run("help", "stream", "add") == run("stream", "add", "--help")
+
+
+def test_ctrl_c_at_a_question_has_the_exit_code_of_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.cli.output.questions.can_ask", lambda: True)
+    result = CliRunner().invoke(cli, ["stream", "add"], input="")
+    assert "Name:" in result.output
+    assert result.exit_code == 130
 
 
 def test_groups_have_the_verbs_a_user_expects() -> None:
@@ -125,6 +149,9 @@ def test_the_version_is_shown() -> None:
     ("words", "sentence"),
     [
         (["nonsense"], "No such command"),
+        (["strem", "ls"], "No such command 'strem'. Did you mean 'stream'?"),
+        (["kv", "lst"], "No such command 'lst'. Did you mean 'ls'?"),
+        (["help", "nonsense"], "No such command 'nonsense'"),
         (["stream", "add"], "Missing argument 'NAME'"),
         (["stream", "add", "S"], "Missing option '--subjects'"),
         (["stream", "get", "S", "first"], "not a valid integer"),

@@ -29,6 +29,7 @@ from broker.cli.connect import api
 from broker.cli.connect.blocking import connected
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.message_text import payload_fields, payload_text
 from broker.cli.output.questions import confirm, yes_option
 from broker.cli.output.tables import facts, show, show_json, show_json_line, table
@@ -40,7 +41,7 @@ bucket_argument = click.argument("bucket")
 key_argument = click.argument("key")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def kv() -> None:
     """Key-value buckets: put, get, watch."""
 

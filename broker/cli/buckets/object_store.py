@@ -28,6 +28,7 @@ from broker.cli.connect.blocking import connected
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import Destination, connects
 from broker.cli.interrupts import end_between_steps
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.progress import progress_bar
 from broker.cli.output.questions import confirm, yes_option
 from broker.cli.output.tables import facts, show, show_json, table
@@ -36,7 +37,7 @@ from broker.cli.output.units import DURATION, size
 bucket_argument = click.argument("bucket")
 
 
-@click.group(name="object")
+@click.group(name="object", cls=CommandGroup)
 def object() -> None:
     """Object stores: put and get files of any size."""
 

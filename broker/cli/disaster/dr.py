@@ -24,6 +24,7 @@ from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.contexts import names as saved_contexts
 from broker.cli.connect.failures import ApiRefused, CommandFailed
 from broker.cli.connect.options import Destination, at, of_context
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.tables import json_option, show, show_json
 from broker.cli.output.units import DURATION, NS
 
@@ -80,7 +81,7 @@ class Site:
             raise NotReady(text) from refused
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def dr() -> None:
     """Keep a copy of a stream in another cluster; fail over to it, and back.
 

@@ -12,6 +12,7 @@ import click
 
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
 from broker.cli.end_by_signal import end_by_signal
+from broker.cli.lazy import CommandGroup
 from broker.cli.measure.figures import report
 
 size_option = click.option(
@@ -38,7 +39,7 @@ def count_option(default: int) -> Callable[..., Any]:
     )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Measure a server, alone or against nats-server. Streams for it have names that begin with
     BENCH and are deleted afterwards."""

@@ -13,6 +13,7 @@ import click
 from broker.cli.connect import api
 from broker.cli.connect.blocking import connected
 from broker.cli.connect.options import Destination, connects
+from broker.cli.lazy import CommandGroup
 from broker.cli.operations.system_requests import asked, every_server
 from broker.cli.output.tables import facts, show_json, table
 from broker.cli.output.units import size
@@ -20,7 +21,7 @@ from broker.cli.output.units import size
 Document = dict[str, Any]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def account() -> None:
     """Show the limits of accounts and their use."""
 

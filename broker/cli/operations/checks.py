@@ -16,6 +16,7 @@ from broker.cli.connect.blocking import connected
 from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import AT_LEAST_ONE, Destination, connects
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.tables import show, show_json
 from broker.cli.output.units import DURATION, NS, latency
 
@@ -24,7 +25,7 @@ Finding = tuple[int, str]  # level and what was found
 PERCENT = click.IntRange(1, 100)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def check() -> None:
     """Checks with the exit codes of a monitoring system: 0 fine, 1 warning, 2 critical, 3
     unknown."""

@@ -15,7 +15,7 @@ from broker.cli.connect.failures import CommandFailed, NoAnswerInTime
 
 Document = dict[str, Any]
 QUIET_S = 0.4
-NEEDS_SYSTEM = "this needs a user of the system account (--user, --password)"
+NEEDS_SYSTEM = "this needs a user of the system account (`jetraft up` prints that of its nodes)"
 
 
 def every_server(client: CommandClient) -> list[Document]:

@@ -15,13 +15,14 @@ from broker.cli.connect.blocking import connected
 from broker.cli.connect.client_shape import CommandClient
 from broker.cli.connect.failures import CommandFailed
 from broker.cli.connect.options import Destination, connects
+from broker.cli.lazy import CommandGroup
 from broker.cli.output.questions import confirm, yes_option
 from broker.cli.output.tables import show, show_json
 
 POLL_EVERY_S = 0.1
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def cluster() -> None:
     """Move the leader of a stream, or one of its replicas."""
 
