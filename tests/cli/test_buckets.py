@@ -34,6 +34,20 @@ def answered(url: str, *words: str, given: bytes | None = None) -> Any:
     return json.loads(jetraft(url, *words, "--json", given=given))
 
 
+def test_a_file_that_is_there_is_replaced_after_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "letter"
+    there.write_text("mine")
+    monkeypatch.setattr("broker.cli.output.questions.can_ask", lambda: True)
+    words = ["object", "get", "B", "letter", "--output", str(there)]
+    said = jetraft("nats://127.0.0.1:1", *words, code=1, given=b"n\n")
+    assert f"Replace {there}? [y/N]: n" in said
+    assert "nothing was done" in said
+    assert "connection refused" in jetraft("nats://127.0.0.1:1", *words, "--yes", code=3)
+    assert there.read_text() == "mine"
+
+
 def test_a_bucket_from_creation_to_deletion(url: str) -> None:
     jetraft(url, "kv", "add", "B", "--history", "5", "--ttl", "1h")
     assert jetraft(url, "kv", "put", "B", "k", "one") == "revision 1\n"

@@ -155,12 +155,15 @@ def object_put(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
     help="File to write; by default the name of the object, in this directory.",
 )  # fmt: skip
+@yes_option
 @connects
 def object_get(
-    *, bucket: str, name: str, output: Path | None, to: Destination, as_json: bool
+    *, bucket: str, name: str, output: Path | None, yes: bool, to: Destination, as_json: bool
 ) -> None:
     """Fetch a file; its digest is checked before it appears under its name."""
     target = output or Path(Path(name).name)
+    if target.exists():
+        confirm(f"Replace {target}?", yes=yes)
     try:
         with (
             connected(to) as client,

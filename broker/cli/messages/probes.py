@@ -69,7 +69,11 @@ def info(*, to: Destination, as_json: bool) -> None:
     facts(
         f"connected to {server.get('server_name') or server.get('server_id')} ({url})",
         [
-            ("version", server.get("version")),
+            (
+                # Ours tells clients the version of nats-server whose protocol it speaks.
+                "protocol" if str(server.get("go", "")).startswith("python") else "version",
+                server.get("version"),
+            ),
             ("cluster", server.get("cluster")),
             ("client", f"{server.get('client_ip', '')} (id {server.get('client_id')})"),
             ("largest message", size(int(server.get("max_payload", 0)))),
