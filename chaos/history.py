@@ -41,6 +41,14 @@ class Mark:
 class History:
     publishes: list[Publish] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    # Kept, because they are asked while the run goes on, which an hour of publishes would hold up.
+    acks: int = 0
+    highest_acked: int = 0  # sequence
+
+    def ack(self, publish: Publish, *, seq: int, duplicate: bool) -> None:
+        publish.outcome, publish.seq, publish.duplicate = Outcome.ACKED, seq, duplicate
+        self.acks += 1
+        self.highest_acked = max(self.highest_acked, seq)
 
     def acked(self) -> list[Publish]:
         return [p for p in self.publishes if p.outcome is Outcome.ACKED]

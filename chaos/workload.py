@@ -101,8 +101,7 @@ class Workload:
             except (nats.errors.Error, nats.js.errors.NoStreamResponseError, OSError) as problem:
                 record.outcome, record.error = Outcome.UNKNOWN, type(problem).__name__
             else:
-                record.outcome, record.seq = Outcome.ACKED, ack.seq
-                record.duplicate = bool(ack.duplicate)
+                self.history.ack(record, seq=ack.seq, duplicate=bool(ack.duplicate))
             record.done_ns = time.monotonic_ns()
             if record.outcome is Outcome.ACKED or not self._goes_on(deadline):
                 return

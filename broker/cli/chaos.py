@@ -204,8 +204,8 @@ def run_by_plan(options: PlanOptions, report: Path | None) -> None:
         peer=tuple(nats_server_command()) if options.peer else None,
     )  # fmt: skip
     settings = CampaignSettings(
-        kinds, seconds=60 * options.minutes, seed=seed, rate=options.rate,
-        replicas=replicas_for(options.nodes), local=local, foreign=foreign,
+        kinds, seconds=60 * options.minutes, limit_s=60 * options.minutes, seed=seed,
+        rate=options.rate, replicas=replicas_for(options.nodes), local=local, foreign=foreign,
         command=options.command(seed),
     )  # fmt: skip
     _campaign(settings, report)

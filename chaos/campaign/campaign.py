@@ -44,7 +44,7 @@ from chaos.campaign.work.registers import Registers
 from chaos.campaign.work.spark_reads import SparkReads
 from chaos.campaign.work.spark_reads import missing as no_spark
 from chaos.checker import Stored, check, check_readers
-from chaos.history import History, Outcome
+from chaos.history import History
 from chaos.readers import OrderedReader, Worker
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.workload import Workload, connect, drain
@@ -71,6 +71,8 @@ class CampaignSettings:
     # What is done besides publishing, reading and working: names of WORKS; None: all.
     works: tuple[str, ...] | None = None
     pause_s: float = 4.0  # between two faults, on average
+    # After this time no further fault begins: a slow machine does less of the plan.
+    limit_s: float | None = None
     command: str = ""  # that repeats it
 
     @property
@@ -171,7 +173,7 @@ class Campaign:
         return [STREAM, *(name for work in self.works for name in work.streams)]
 
     def _last_acked(self) -> int:
-        return max((one.seq for one in self._history.acked()), default=0)
+        return self._history.highest_acked
 
     async def run(self, kinds: list[str]) -> CampaignRecord:
         settings, urls = self._settings, self._target.urls
@@ -232,8 +234,13 @@ class Campaign:
             settings.seed, nodes=nodes, kinds=kinds, seconds=settings.seconds,
             pause_s=settings.pause_s,
         )  # fmt: skip
+        began = time.monotonic()
         for fault in plan:
             await asyncio.sleep(fault.wait_s)
+            over = settings.limit_s is not None and time.monotonic() - began > settings.limit_s
+            if over and self._injected:
+                self._say(f"time is up: {len(self._injected)} of {len(plan)} faults were injected")
+                break
             self._say(f"fault {fault.number} of {len(plan)}, {self._progress()}")
             one = Injected(fault.kind.name, fault.kind.text, [], time.monotonic_ns())
             self._injected.append(one)
@@ -247,10 +254,9 @@ class Campaign:
         await asyncio.sleep(2.0)
 
     def _progress(self) -> str:
-        publishes = self._history.publishes
-        acked = sum(one.outcome is Outcome.ACKED for one in publishes)
+        acked, sent = self._history.acks, len(self._history.publishes)
         operations = sum(len(work.journal.operations) for work in self.works)
-        return f"{acked:,} of {len(publishes):,} publishes acked, {operations:,} other operations"
+        return f"{acked:,} of {sent:,} publishes acked, {operations:,} other operations"
 
     async def _look(self) -> None:
         """Sample what every node is, for the lanes of the report."""

@@ -27,7 +27,7 @@ from chaos.workload import connect
 NO_ANSWER = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
 ANSWER_WITHIN_S = 5.0
 READ_WITHIN_S = 60.0
-DUPLICATE_WINDOW_S = 3600  # longer than any run: an id may be repeated to its end
+DUPLICATE_WINDOW_S = 4 * 3600  # longer than any run: an id may be repeated to its end
 
 
 class RealTime:

@@ -84,11 +84,14 @@ def pings(spaces: Namespaces, sender: int, receiver: int) -> bool:
 
 @needs_namespaces
 def test_a_leader_that_is_cut_off_breaks_no_promise() -> None:
-    """With every workload at work."""
-    settings = CampaignSettings(("isolated-leader",), seconds=5, seed=1, rate=50)
+    """With every workload at work. Of a plan for ten minutes, what begins within the time."""
+    settings = CampaignSettings(("isolated-leader",), seconds=600, limit_s=0, seed=1, rate=50)
     record = asyncio.run(run_campaign(settings, lambda _: None))
     assert record.ok, record.verdict.lines()
-    assert record.verdict.acked > 50
+    history = record.history
+    assert record.verdict.acked == history.acks > 50
+    assert history.highest_acked == max(one.seq for one in history.acked())
+    assert len(record.faults) == 1
     assert record.faults[0].end_ns
     assert {one.state for one in record.seen} >= {"leader", "follower"}
     idle = [name for name, ok, _, _ in record.counts() if not ok]
