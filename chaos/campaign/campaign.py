@@ -24,6 +24,7 @@ from broker.client import DataLost, scan_messages
 from broker.local import NodeFailed
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
 from chaos.campaign.local_target import LocalSettings, LocalTarget, usable
+from chaos.campaign.machines.network import NetworkFailed
 from chaos.campaign.plan import KINDS, draw
 from chaos.campaign.record import CampaignRecord, Injected, Seen
 from chaos.campaign.story import around
@@ -246,8 +247,8 @@ class Campaign:
             self._injected.append(one)
             try:
                 one.nodes = await self._target.inject(fault)
-            except (NodeFailed, TimeoutError) as error:
-                one.failed = str(error)
+            except (NodeFailed, NetworkFailed, OSError) as error:
+                one.failed = str(error) or type(error).__name__
                 self._say(f"the cluster did not recover: {error}")
                 return
             one.end_ns = time.monotonic_ns()

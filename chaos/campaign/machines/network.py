@@ -222,8 +222,11 @@ def _ip(*arguments: str) -> None:
 
 
 def _run_tool(*command: str) -> None:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NetworkFailed(str(error)) from error
     if done.returncode != 0:
         raise NetworkFailed(f"{' '.join(command)}: {done.stderr.strip()}")

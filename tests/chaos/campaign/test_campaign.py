@@ -18,7 +18,7 @@ from chaos.campaign.local_target import LocalSettings
 from chaos.campaign.machines import network
 from chaos.campaign.machines.machine import Machines
 from chaos.campaign.machines.network import Namespaces, Quality
-from chaos.campaign.plan import KINDS
+from chaos.campaign.plan import KINDS, PlannedFault
 from chaos.campaign.self_test import PLANTED, find
 from chaos.campaign.work.campaign_work import CampaignWork
 from chaos.campaign.work.copies import StandbyMirror
@@ -109,6 +109,18 @@ def test_two_clusters_that_do_not_reach_each_other_break_no_promise() -> None:
     assert record.faults[0].nodes == ["standby-1"]
     assert record.faults[0].end_ns
     assert {name for name, ok, _, _ in record.counts() if ok} == set(settings.works or ())
+
+
+class BusyDisk(ForeignTarget):
+    async def inject(self, fault: PlannedFault) -> list[str]:
+        raise OSError("umount: target is busy")
+
+
+def test_a_fault_that_fails_is_the_last_one_and_leaves_the_run_to_be_judged() -> None:
+    target = BusyDisk(ForeignSettings(("nats://127.0.0.1:1",)), ["CHAOS"], ["n1", "n2", "n3"])
+    campaign = Campaign(CampaignSettings(("kill",), pause_s=0), target, lambda _: None)
+    asyncio.run(campaign._inject_all(["kill"]))
+    assert [one.failed for one in campaign._injected] == ["umount: target is busy"]
 
 
 class WorkFailed(Exception):
