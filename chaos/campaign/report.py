@@ -18,6 +18,7 @@ from chaos.campaign.record import CampaignRecord, Injected
 from chaos.sim.promises.journal import Operation
 
 SHOWN_MAX = 20  # cases of an anomaly
+OPEN_MAX = 60  # rows of a table; a longer one is opened by the reader
 SHORT = 30  # letters of a case that shares its line with others
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--text:#1b2430;--soft:#5a6675;--line:#d9dee5;
@@ -28,7 +29,9 @@ STYLE = """
 --slow:#fbbf24}}
 body{margin:0 auto;max-width:1060px;padding:16px;background:var(--bg);color:var(--text);
 font:15px/1.5 system-ui,sans-serif}
-h1{font-size:20px;margin:0}h2{font-size:15px;margin:26px 0 6px;color:var(--soft)}
+h1{font-size:20px;margin:0}
+h2,summary{font-size:15px;margin:26px 0 6px;color:var(--soft);font-weight:bold}
+summary{cursor:pointer}
 .verdict{padding:10px 14px;border-radius:8px;font-weight:600;margin:12px 0;color:#fff}
 .verdict small{display:block;font-weight:400;overflow-wrap:anywhere}
 .ok{background:var(--good)}.broken{background:var(--bad)}
@@ -240,10 +243,12 @@ def _faults(record: CampaignRecord) -> Iterator[str]:
             (f"{record.gap_s(one):.2f} s", "number"), (str(failed), "number"),
             (str(unknown), "number"), (after, "number" if one.end_ns else ""),
         ])  # fmt: skip
-    yield "<h2>Every fault</h2>"
+    opened = " open" if len(rows) <= OPEN_MAX else ""
+    yield f"<details{opened}><summary>Every fault ({len(rows)})</summary>"
     names = ["#", "at", "fault", "nodes", "without an ack", "refused", "unanswered",
              "healthy after"]  # fmt: skip
     yield from _table("faults", names, rows)
+    yield "</details>"
 
 
 def _works(record: CampaignRecord) -> Iterator[str]:
