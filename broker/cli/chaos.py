@@ -5,15 +5,14 @@ May not touch: processes that the runs did not start."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,6 +23,7 @@ from broker.cli.output.progress import progress_told
 if TYPE_CHECKING:
     from chaos.campaign.campaign import CampaignSettings
 
+T = TypeVar("T")
 RATE_MAX = 200  # of publishes in a run by plan: there is other work, too
 NODES_LEAST = 3
 LOGIN = re.compile(r"//[^@/,]*@")  # of a URL
@@ -132,11 +132,10 @@ def chaos_run(
         command=tuple(nats_server_command()) if nats_server or peer else None,
     )  # fmt: skip
     verdict: KillReport | Verdict
-    with end_by_signal():
-        if scenario == "kill-rounds":
-            verdict = asyncio.run(run_kill_rounds(settings, click.echo))
-        else:
-            verdict = asyncio.run(run_scenario(settings, click.echo))
+    if scenario == "kill-rounds":
+        verdict = _to_end(run_kill_rounds(settings, click.echo))
+    else:
+        verdict = _to_end(run_scenario(settings, click.echo))
     for line in verdict.lines():
         click.echo(line)
     if not verdict.ok:
@@ -223,17 +222,23 @@ def errors_only() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _campaign(settings: CampaignSettings, report: Path | None) -> None:
+def _to_end(run: Coroutine[Any, Any, T]) -> T:
+    """A run to its end, or to a signal; what it cannot do is told in a sentence."""
     from broker.local import NodeFailed
-    from chaos.campaign.campaign import run_campaign
     from chaos.campaign.machines.network import NetworkFailed
-    from chaos.campaign.report import write_report
 
     try:
         with errors_only(), end_by_signal():
-            record = run_to_end(run_campaign(settings, click.echo))
+            return run_to_end(run)
     except (NodeFailed, NetworkFailed, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(str(error) or type(error).__name__) from error
+
+
+def _campaign(settings: CampaignSettings, report: Path | None) -> None:
+    from chaos.campaign.campaign import run_campaign
+    from chaos.campaign.report import write_report
+
+    record = _to_end(run_campaign(settings, click.echo))
     for line in record.verdict.lines():
         click.echo(line)
     for line in record.not_tried:
@@ -251,7 +256,6 @@ def _campaign(settings: CampaignSettings, report: Path | None) -> None:
 def chaos_self_test(*, bugs: tuple[str, ...], verbose: bool) -> None:
     """Plant BUGS (default: all known ones) in the brokers of a run, one at a time, and check that
     the run reports each of them."""
-    from broker.local import NodeFailed
     from chaos.campaign.self_test import PLANTED, find, not_possible
 
     known = {planted.bug: planted for planted in PLANTED}
@@ -264,11 +268,7 @@ def chaos_self_test(*, bugs: tuple[str, ...], verbose: bool) -> None:
         if reason := not_possible(planted):
             click.echo(f"not tried: {name}: {reason}")
             continue
-        try:
-            with end_by_signal():
-                record = run_to_end(find(planted, click.echo if verbose else lambda _: None))
-        except NodeFailed as error:
-            raise click.ClickException(str(error)) from error
+        record = _to_end(find(planted, click.echo if verbose else lambda _: None))
         if record is None:
             missed += 1
             click.echo(f"NOT FOUND: {name} (faults: {planted.fault})")
@@ -295,8 +295,7 @@ def chaos_damage(*, rounds: int, seed: int | None) -> None:
     from chaos.damage_rounds import run_damage_rounds
 
     chosen = seed if seed is not None else random.randrange(10**6)
-    with end_by_signal():
-        report = asyncio.run(run_damage_rounds(seed=chosen, rounds=rounds, say=click.echo))
+    report = _to_end(run_damage_rounds(seed=chosen, rounds=rounds, say=click.echo))
     for line in report.lines():
         click.echo(line)
     if not report.ok:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from broker.cli.chaos import PlanOptions, errors_only
 from broker.cli.end_by_signal import end_by_signal, run_to_end
 from broker.cli.main import cli
-from broker.local import NodeFailed, free_ports
+from broker.local import LocalCluster, NodeFailed, free_ports
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget, foreign_usable
 from chaos.campaign.plan import KINDS
 
@@ -79,6 +79,22 @@ def test_a_cluster_that_does_not_answer_is_a_sentence() -> None:
     code, said = run("--servers", url, "--fault-command", "true")
     assert code == 1
     assert f"{url} does not answer" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "leader-kill"], ["run", "kill-rounds"], ["run", "kill"], ["damage"]]
+)
+def test_a_cluster_that_does_not_start_is_a_sentence(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: LocalCluster) -> None:
+        raise NodeFailed("n1 exited: the port is in use")
+
+    monkeypatch.setattr(LocalCluster, "start", start)
+    done = CliRunner().invoke(cli, ["chaos", *words])
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 1
+    assert "Error: n1 exited: the port is in use" in done.output
 
 
 def test_options_that_do_not_fit_are_named() -> None:
