@@ -19,6 +19,7 @@ from chaos.sim.promises.journal import Operation
 
 SHOWN_MAX = 20  # cases of an anomaly
 OPEN_MAX = 60  # rows of a table; a longer one is opened by the reader
+LONG_S = 600  # told in minutes
 SHORT = 30  # letters of a case that shares its line with others
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--text:#1b2430;--soft:#5a6675;--line:#d9dee5;
@@ -48,10 +49,11 @@ pre{overflow-x:auto;background:#8881;padding:10px;border-radius:6px;font-size:13
 .legend span{display:inline-block;margin:0 14px 0 0;white-space:nowrap}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 .bad{color:var(--bad);font-weight:600}
-@media(max-width:640px){thead{display:none}tr{display:block;padding:8px 0;
-border-bottom:1px solid var(--line)}td{display:flex;justify-content:space-between;gap:16px;
-border:0;padding:1px 0;text-align:right}td::before{color:var(--soft);
-text-align:left;white-space:nowrap}td:first-child{font-weight:600}}
+@media(max-width:640px){.blocks thead{display:none}.blocks tr{display:block;padding:8px 0;
+border-bottom:1px solid var(--line)}.blocks td{display:flex;justify-content:space-between;gap:16px;
+border:0;padding:1px 0;text-align:right}.blocks td::before{color:var(--soft);
+text-align:left;white-space:nowrap}.blocks td:first-child{font-weight:600}
+.narrow td,.narrow th{font-size:13px;padding-right:6px}}
 """
 
 
@@ -168,10 +170,14 @@ def _verdict(record: CampaignRecord) -> Iterator[str]:
         ("other operations", f"{others:,}"),
         ("longest without an ack", f"{verdict.longest_gap_s:.2f} s"),
         ("faults", str(len(record.faults))), ("nodes", str(len(record.nodes))),
-        ("duration", f"{seconds:.0f} s"), ("seed", str(record.seed)), *record.facts,
+        ("duration", _duration(seconds)), ("seed", str(record.seed)), *record.facts,
     ]  # fmt: skip
     cells = "".join(f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in figures)
     yield f'<div class="stats">{cells}</div>'
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < LONG_S else f"{seconds / 60:.0f} min"
 
 
 def _legend() -> Iterator[str]:
@@ -188,19 +194,20 @@ def _legend() -> Iterator[str]:
 Cell = tuple[str, str]  # text or HTML, and its class
 
 
-def _table(here: str, names: list[str], rows: list[list[Cell]]) -> Iterator[str]:
-    """On a narrow screen a row becomes a block, and every cell says its name (by a rule of the
-    table: it is the same in hundreds of rows)."""
+def _table(names: list[str], rows: list[list[Cell]], *, blocks: str = "") -> Iterator[str]:
+    """`blocks`, the name of the table: on a narrow screen a row becomes a block, and every cell
+    says its name (by a rule of the table: it is the same in hundreds of rows)."""
     rules = "".join(
-        f'.{here} td:nth-child({number})::before{{content:"{name}"}}'
+        f'.{blocks} td:nth-child({number})::before{{content:"{name}"}}'
         for number, name in enumerate(names, 1)
     )
     right = [cell[1] for cell in rows[0]] if rows else [""] * len(names)
     heads = "".join(
         f'<th class="{one}">{escape(name)}' for name, one in zip(names, right, strict=True)
     )
-    yield f"<style>@media(max-width:640px){{{rules}}}</style>"
-    yield f'<table class="{here}"><thead><tr>{heads}</thead>'
+    if blocks:
+        yield f"<style>@media(max-width:640px){{{rules}}}</style>"
+    yield f'<table class="{f"blocks {blocks}" if blocks else "narrow"}"><thead><tr>{heads}</thead>'
     for row in rows:
         cells = "".join(f"<td class={kind}>{text}" if kind else f"<td>{text}" for text, kind in row)
         yield f"<tr>{cells}"
@@ -222,12 +229,14 @@ def _by_kind(record: CampaignRecord) -> Iterator[str]:
             (kind, ""), (str(len(found)), "number"),
             (f"{median(gaps):.2f} s", "number"), (f"{gaps[-1]:.2f} s", "number"),
             (f"{back[-1]:.1f} s" if back else "never", "number"),
-            (str(failed), "number"), (str(unknown), "number"),
+            (f"{failed} + {unknown}", "number"),
         ])  # fmt: skip
     yield "<h2>By kind of fault</h2>"
-    names = ["fault", "times", "without an ack: median", "worst", "all healthy after (worst)",
-             "refused", "unanswered"]  # fmt: skip
-    yield from _table("kinds", names, rows)
+    names = ["fault", "times", "no ack for: median", "worst", "all healthy after (worst)",
+             "refused + unan\u00adswered"]  # fmt: skip
+    yield '<div class="wide">'
+    yield from _table(names, rows)
+    yield "</div>"
 
 
 def _faults(record: CampaignRecord) -> Iterator[str]:
@@ -247,7 +256,7 @@ def _faults(record: CampaignRecord) -> Iterator[str]:
     yield f"<details{opened}><summary>Every fault ({len(rows)})</summary>"
     names = ["#", "at", "fault", "nodes", "without an ack", "refused", "unanswered",
              "healthy after"]  # fmt: skip
-    yield from _table("faults", names, rows)
+    yield from _table(names, rows, blocks="faults")
     yield "</details>"
 
 
@@ -260,7 +269,7 @@ def _works(record: CampaignRecord) -> Iterator[str]:
         for name, *results in counts
     ]
     yield "<h2>What clients asked</h2>"
-    yield from _table("asked", ["workload", "ok", "failed for certain", "unknown"], rows)
+    yield from _table(["workload", "ok", "failed for certain", "unknown"], rows)
     yield f"<p>Publishes that were sent more than once: {retried:,}.</p>"
 
 
