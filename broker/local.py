@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 READY_WITHIN_S = 30.0
+FATAL = "[FTL] "  # of a line in the log
 STOP_WITHIN_S = 10.0
 # Below the range that Linux uses for outgoing connections and for port 0, so that a node which is
 # down for a moment finds its ports free when it starts again.
@@ -213,7 +214,7 @@ class LocalNode:
             if self.process is None:  # stopped by another thread during the wait
                 raise NodeFailed(f"{self.name} was stopped")
             if self.process.poll() is not None:
-                raise NodeFailed(f"{self.name} exited: {self.log_tail()}")
+                raise NodeFailed(f"{self.name} exited: {self.why_ended()}")
             if time.monotonic() > deadline:
                 raise NodeFailed(f"{self.name} is not healthy in {timeout_s} s: {self.log_tail()}")
             time.sleep(0.05)
@@ -253,6 +254,12 @@ class LocalNode:
             return "(no log)"
         text = self.log_path.read_bytes()[self.log_begins :].decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def why_ended(self) -> str:
+        """The error that ended it if it logged one, otherwise the end of its log."""
+        tail = self.log_tail()
+        fatal = [line for line in tail.splitlines() if FATAL in line]
+        return fatal[-1].partition(FATAL)[2] if fatal else tail
 
 
 @dataclass(slots=True)

@@ -195,6 +195,8 @@ def run_by_plan(options: PlanOptions, report: Path | None) -> None:
         raise click.UsageError("--kube and --fault-command go with --servers")
     if options.nodes < NODES_LEAST:
         raise click.UsageError(f"faults by plan need --nodes {NODES_LEAST} or more")
+    if options.previous is not None and not (options.previous / "broker" / "__init__.py").exists():
+        raise click.UsageError(f"--previous: there is no package broker in {options.previous}")
     seed = random_seed() if options.seed is None else options.seed
     kinds = kinds_of(options.scenario)
     second = not options.peer and any(KINDS[kind].standby for kind in kinds)

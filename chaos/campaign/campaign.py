@@ -28,7 +28,7 @@ from chaos.campaign.machines.network import NetworkFailed
 from chaos.campaign.plan import KINDS, draw
 from chaos.campaign.record import CampaignRecord, Injected, Seen
 from chaos.campaign.story import around
-from chaos.campaign.target import NO_ANSWER, Target
+from chaos.campaign.target import NO_ANSWER, Target, told
 from chaos.campaign.work.batches import IDS, Batches, RepeatedIds
 from chaos.campaign.work.campaign_work import CampaignWork
 from chaos.campaign.work.copies import (
@@ -177,14 +177,17 @@ class Campaign:
         return self._history.highest_acked
 
     async def run(self, kinds: list[str]) -> CampaignRecord:
+        """Raises NodeFailed before the first fault."""
         settings, urls = self._settings, self._target.urls
-        await self._create()
-        await self._target.begin()
         ordered = OrderedReader(urls, STREAM)
         worker = Worker(urls, STREAM, settings.replicas)
-        await worker.create()
-        for work in self.works:
-            await work.create()
+        try:
+            await self._create()
+            await self._target.begin()
+            for one in (worker, *self.works):
+                await one.create()
+        except NO_ANSWER as error:
+            raise NodeFailed(f"the streams of the test cannot be created: {told(error)}") from error
         workload = Workload(
             [urls, urls], SUBJECT, settings.rate, self._history,
             timeout_s=5.0, retry_for_s=RETRY_FOR_S,

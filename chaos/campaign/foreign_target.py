@@ -17,7 +17,7 @@ from typing import Any
 
 from broker.local import NodeFailed
 from chaos.campaign.plan import PlannedFault
-from chaos.campaign.target import NO_ANSWER, leader_of, roles
+from chaos.campaign.target import NO_ANSWER, leader_of, roles, told
 from chaos.workload import connect
 
 KUBE_KINDS = ("kill-leader", "kill", "kill-minority", "kill-all", "restart", "rolling-restart")
@@ -71,7 +71,7 @@ class ForeignTarget:
         try:
             there = {info.config.name for info in await js.streams_info()}
         except NO_ANSWER as error:
-            raise NodeFailed(f"the cluster does not list its streams: {error}") from error
+            raise NodeFailed(f"the cluster does not list its streams: {told(error)}") from error
         taken = sorted(there & set(streams))
         if taken:
             raise NodeFailed(

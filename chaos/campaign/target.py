@@ -61,6 +61,15 @@ async def stream_info(url: str, stream: str) -> Any:
             await client.close()
 
 
+def told(error: Exception) -> str:
+    """An error of the client library in words."""
+    if description := getattr(error, "description", None):
+        return str(description)
+    if isinstance(error, nats.js.errors.ServiceUnavailableError):
+        return "JetStream is not enabled there, or has no leader"
+    return str(error) or type(error).__name__
+
+
 async def leader_of(urls: Sequence[str], stream: str) -> str:
     """From any node that answers. Raises TimeoutError."""
     deadline = time.monotonic() + LEADER_WITHIN_S

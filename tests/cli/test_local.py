@@ -231,6 +231,14 @@ def test_a_missing_log_is_reported(one: LocalNode) -> None:
     assert one.log_tail() == "(no log)"
 
 
+def test_a_fatal_error_is_told_without_what_was_logged_before_it(one: LocalNode) -> None:
+    one.directory.mkdir(parents=True, exist_ok=True)
+    one.log_path.write_text("[1] 2026/01/02 [INF] Starting\n")
+    assert one.why_ended() == "[1] 2026/01/02 [INF] Starting"
+    one.log_path.write_text("[1] 2026/01/02 [INF] Starting\n[1] 2026/01/02 [FTL] port in use\n")
+    assert one.why_ended() == "port in use"
+
+
 def test_our_command_is_this_python() -> None:
     assert our_command() == [sys.executable, "-P", "-m", "broker", "serve"]
 

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
+from nats.js.errors import ServerError, ServiceUnavailableError
 
 from broker.cli.end_by_signal import run_to_end
+from broker.local import NodeFailed
 from chaos import disks
 from chaos.campaign.campaign import Campaign, CampaignSettings, run_campaign
 from chaos.campaign.foreign_target import ForeignSettings, ForeignTarget
@@ -121,6 +123,27 @@ def test_a_fault_that_fails_is_the_last_one_and_leaves_the_run_to_be_judged() ->
     campaign = Campaign(CampaignSettings(("kill",), pause_s=0), target, lambda _: None)
     asyncio.run(campaign._inject_all(["kill"]))
     assert [one.failed for one in campaign._injected] == ["umount: target is busy"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ServerError(code=500, description="replicas > 1 not supported"), "replicas > 1 not"),
+        (ServiceUnavailableError(), "JetStream is not enabled there, or has no leader"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_cluster_that_refuses_the_streams_is_a_sentence(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: Campaign) -> None:
+        raise error
+
+    monkeypatch.setattr(Campaign, "_create", refuse)
+    target = ForeignTarget(ForeignSettings(("nats://127.0.0.1:1",)), ["CHAOS"])
+    campaign = Campaign(CampaignSettings(("kill",)), target, lambda _: None)
+    with pytest.raises(NodeFailed, match=f"streams of the test cannot be created: {words}"):
+        asyncio.run(campaign.run(["kill"]))
 
 
 class WorkFailed(Exception):

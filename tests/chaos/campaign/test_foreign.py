@@ -101,6 +101,7 @@ def test_options_that_do_not_fit_are_named() -> None:
     assert "--servers needs --kube or --fault-command" in run("--servers", "nats://a")[1]
     assert "go with --servers" in run("--kube", "shop")[1]
     assert "need --nodes 3 or more" in run("--nodes", "1")[1]
+    assert "there is no package broker in" in run("--previous", str(Path(__file__).parent))[1]
 
 
 def test_no_permission_to_delete_pods_is_a_sentence(
