@@ -30,7 +30,7 @@ from chaos.campaign.record import CampaignRecord, Injected, Seen
 from chaos.campaign.story import around
 from chaos.campaign.target import NO_ANSWER, Target, told
 from chaos.campaign.work.batches import IDS, Batches, RepeatedIds
-from chaos.campaign.work.campaign_work import CampaignWork
+from chaos.campaign.work.campaign_work import CampaignWork, last_sequence
 from chaos.campaign.work.copies import (
     NO_TABLE,
     MirrorCopy,
@@ -275,24 +275,17 @@ class Campaign:
 
     async def _caught_up(self, ordered: OrderedReader, worker: Worker) -> None:
         """Wait, up to a limit; the checker reports what the readers lack after that."""
-        with contextlib.suppress(*NO_ANSWER):
-            client = await connect(self._target.urls)
-            try:
-                info = await client.jetstream(timeout=60).stream_info(STREAM)
-            finally:
-                await client.close()
-            last, deadline = info.state.last_seq, time.monotonic() + CATCH_UP_WITHIN_S
-            while time.monotonic() < deadline:
-                if ordered.last >= last and len(worker.received) >= last:
-                    return
-                await asyncio.sleep(0.1)
+        last, deadline = None, time.monotonic() + CATCH_UP_WITHIN_S
+        while time.monotonic() < deadline:
+            if last is None:
+                with contextlib.suppress(*NO_ANSWER):
+                    last = await last_sequence(self._target.urls, STREAM)
+            elif ordered.last >= last and len(worker.received) >= last:
+                return
+            await asyncio.sleep(0.1)
 
     async def _read_back(self) -> dict[str, Stored]:
-        client = await connect(self._target.urls)
-        try:
-            last = (await client.jetstream(timeout=60).stream_info(STREAM)).state.last_seq
-        finally:
-            await client.close()
+        last = await last_sequence(self._target.urls, STREAM)
         readings: dict[str, Stored] = {
             "a consumer": await drain(self._target.urls, STREAM, last=last)
         }

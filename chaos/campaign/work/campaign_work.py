@@ -108,6 +108,16 @@ async def publish(
         journal.ok(operation, seq=ack.seq)
 
 
+async def last_sequence(urls: Sequence[str], stream: str) -> int:
+    """Raises one of NO_ANSWER."""
+    client = await connect(urls)
+    try:
+        info = await client.jetstream(timeout=READ_WITHIN_S).stream_info(stream)
+        return int(info.state.last_seq)
+    finally:
+        await client.close()
+
+
 async def stored_rows(urls: Sequence[str], stream: str) -> list[StoredRow]:
     """Everything in a stream, through an ordered consumer."""
     client = await connect(urls)

@@ -24,6 +24,7 @@ from chaos.campaign.work.campaign_work import (
     NO_ANSWER,
     CampaignWork,
     create_stream,
+    last_sequence,
     stored_rows,
 )
 from chaos.sim.promises.broken import BrokenPromise
@@ -150,19 +151,22 @@ class PushReader(CampaignWork):
 
         try:
             await client.subscribe(PUSH_SUBJECT, cb=take)
-            last, deadline = None, 0.0
-            while last is None or (len(self.received) < last and time.monotonic() < deadline):
+            while not self.stopping:  # noqa: ASYNC110 - a flag, as in all workloads
                 await asyncio.sleep(0.1)
-                if self.stopping and last is None:
-                    last = await self._last(client)
-                    deadline = time.monotonic() + CATCH_UP_WITHIN_S
+            await self._catch_up()
         finally:
             await client.close()
 
-    async def _last(self, client: Any) -> int:
-        with contextlib.suppress(*NO_ANSWER):
-            return int((await client.jetstream(timeout=60).stream_info(self.origin)).state.last_seq)
-        return 0
+    async def _catch_up(self) -> None:
+        """Until it has everything, which the stream may have to be asked for more than once."""
+        last, deadline = None, time.monotonic() + CATCH_UP_WITHIN_S
+        while time.monotonic() < deadline:
+            if last is None:
+                with contextlib.suppress(*NO_ANSWER):
+                    last = await last_sequence(self.urls, self.origin)
+            elif len(self.received) >= last:
+                return
+            await asyncio.sleep(0.1)
 
     async def check(self) -> None:
         rows = {row.seq: row.data for row in await stored_rows(self.urls, self.origin)}

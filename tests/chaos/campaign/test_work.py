@@ -71,6 +71,26 @@ def test_a_push_consumer_gets_everything(received: dict[int, bytes], problem: st
             asyncio.run(reader.check())
 
 
+def test_a_reader_waits_for_the_end_of_the_stream_after_a_question_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the messages that are on their way are taken for lost."""
+    reader = PushReader(URLS, 3, "S", received={1: b"1", 2: b"2"})
+    asked: list[str] = []
+
+    async def last_sequence(_: object, stream: str) -> int:
+        asked.append(stream)
+        if len(asked) == 1:
+            raise TimeoutError
+        asyncio.get_running_loop().call_soon(reader.received.setdefault, 3, b"3")
+        return 3
+
+    monkeypatch.setattr(copies, "last_sequence", last_sequence)
+    asyncio.run(reader._catch_up())
+    assert asked == ["S", "S"]
+    assert sorted(reader.received) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("rows", "last", "problem"),
     [
