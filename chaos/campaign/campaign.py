@@ -184,8 +184,9 @@ class Campaign:
         try:
             await self._create()
             await self._target.begin()
-            for one in (worker, *self.works):
-                await one.create()
+            await worker.create()
+            for work in self.works:
+                await work.create()
         except NO_ANSWER as error:
             raise NodeFailed(f"the streams of the test cannot be created: {told(error)}") from error
         workload = Workload(
