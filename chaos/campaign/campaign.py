@@ -202,9 +202,9 @@ class Campaign:
                 publishing = tasks.create_task(workload.run())
                 await self._inject_all(kinds)
                 workload.stop()
-                self._stop(self.works)
                 self._say("waiting for the clients")
-                await publishing
+                await publishing  # before readers ask how much there is to read
+                self._stop(self.works)
                 await asyncio.gather(*others)
                 await self._caught_up(ordered, worker)
             finally:

@@ -56,6 +56,9 @@ class CampaignRecord:
     story: list[str] = field(default_factory=list)  # around a violation
     facts: list[tuple[str, str]] = field(default_factory=list)  # further figures
     works: Sequence[CampaignWork] = ()  # with their journals
+    # Computed once: an hour has half a million publishes.
+    begin_ns: int = field(init=False)
+    end_ns: int = field(init=False)
     # Times of acks, and publishes; sorted once, because they are searched for every fault.
     _acked_ns: list[int] = field(init=False)
     _by_sending: list[Publish] = field(init=False)
@@ -64,6 +67,8 @@ class CampaignRecord:
         """The history is complete."""
         self._acked_ns = sorted(one.done_ns for one in self.history.acked())
         self._by_sending = sorted(self.history.publishes, key=_sent_ns)
+        self.begin_ns = self._by_sending[0].sent_ns if self._by_sending else 0
+        self.end_ns = max((one.done_ns for one in self.history.publishes), default=0)
 
     def counts(self) -> list[tuple[str, int, int, int]]:
         """Of every workload: its name, and operations that were ok, failed, and unknown."""
@@ -76,14 +81,6 @@ class CampaignRecord:
     @property
     def ok(self) -> bool:
         return self.verdict.ok
-
-    @property
-    def begin_ns(self) -> int:
-        return min((one.sent_ns for one in self.history.publishes), default=0)
-
-    @property
-    def end_ns(self) -> int:
-        return max((one.done_ns for one in self.history.publishes), default=0)
 
     def gap_s(self, fault: Injected) -> float:
         """The longest time without an ack that the fault may have caused."""

@@ -26,10 +26,12 @@ from chaos.campaign.work.campaign_work import CampaignWork
 from chaos.campaign.work.copies import StandbyMirror
 from chaos.campaign.work.registers import STREAM, Registers
 from chaos.campaign.work.spark_reads import SparkReads
+from chaos.readers import OrderedReader, Worker
 from chaos.sim.broker.planted_bugs import BROKER_BUGS
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.log_answers import READ, WRITE, check_log
 from chaos.sim.promises.stored import StoredRow
+from chaos.workload import Workload
 
 needs_namespaces = pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
 
@@ -144,6 +146,45 @@ def test_a_cluster_that_refuses_the_streams_is_a_sentence(
     campaign = Campaign(CampaignSettings(("kill",)), target, lambda _: None)
     with pytest.raises(NodeFailed, match=f"streams of the test cannot be created: {words}"):
         asyncio.run(campaign.run(["kill"]))
+
+
+def test_readers_are_stopped_when_the_last_publish_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise they take what is stored by then for the end of the stream."""
+    order: list[str] = []
+
+    class Reader(CampaignWork):
+        name = "reader"
+
+        async def run(self) -> None:
+            while not self.stopping:
+                await asyncio.sleep(0)
+            order.append("the reader is stopped")
+
+        async def check(self) -> None: ...
+
+    async def publish(workload: Workload) -> None:
+        while not workload._stopping:
+            await asyncio.sleep(0)
+        for _ in range(10):  # answers are on their way
+            await asyncio.sleep(0)
+        order.append("all publishes are answered")
+
+    async def nothing(*_: object) -> None: ...
+
+    monkeypatch.setattr(Workload, "run", publish)
+    for one, names in (
+        (Campaign, ("_create", "_look", "_inject_all", "_caught_up", "_judged")),
+        (OrderedReader, ("run",)), (Worker, ("create", "run")), (ForeignTarget, ("begin",)),
+    ):  # fmt: skip
+        for name in names:
+            monkeypatch.setattr(one, name, nothing)
+    target = ForeignTarget(ForeignSettings(("nats://127.0.0.1:1",)), ["CHAOS"])
+    campaign = Campaign(CampaignSettings(()), target, lambda _: None)
+    campaign.works = [Reader([], 1)]
+    asyncio.run(campaign.run([]))
+    assert order == ["all publishes are answered", "the reader is stopped"]
 
 
 class WorkFailed(Exception):
