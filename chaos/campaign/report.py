@@ -53,7 +53,7 @@ pre{overflow-x:auto;background:#8881;padding:10px;border-radius:6px;font-size:13
 border-bottom:1px solid var(--line)}.blocks td{display:flex;justify-content:space-between;gap:16px;
 border:0;padding:1px 0;text-align:right}.blocks td::before{color:var(--soft);
 text-align:left;white-space:nowrap}.blocks td:first-child{font-weight:600}
-.narrow td,.narrow th{font-size:13px;padding-right:6px}}
+.narrow td,.narrow th{font-size:13px;padding-right:6px}.narrow th{white-space:normal}}
 """
 
 
