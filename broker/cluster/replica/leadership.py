@@ -179,8 +179,7 @@ class Leadership:
 
     def consumer_changed(self, name: str) -> None:
         """The consumer was updated, paused, resumed or reset."""
-        engine = self.engines.get(name)
-        if engine is not None:
+        if (engine := self.engines.get(name)) is not None:
             if engine.consumer.config.is_push:
                 self._watch(engine)
             self._wake(engine)
@@ -200,8 +199,7 @@ class Leadership:
         return None if engine is None else engine.numbers(self._time.now())
 
     def unpin(self, name: str) -> None:
-        engine = self.engines.get(name)
-        if engine is not None:
+        if (engine := self.engines.get(name)) is not None:
             engine.unpin()
             self._wake(engine)
 
@@ -241,8 +239,7 @@ class Leadership:
 
     def _ack(self, subject: bytes, reply: bytes, payload: bytes) -> Delivery | None:
         """Process an ack. Returns the engine that took it."""
-        parsed = parse_ack_subject(subject)
-        if parsed is None:
+        if (parsed := parse_ack_subject(subject)) is None:
             return None
         name = parsed[1].decode(errors="replace")
         engine = self.engines.get(name)
@@ -258,10 +255,13 @@ class Leadership:
     def take_acks(self, acks: ForwardedAcks) -> None:
         """Plain acks of one consumer, in bulk."""
         _, name, stream_seqs, consumer_seqs = acks
-        engine = self.engines.get(name.decode(errors="replace"))
-        if engine is not None:
+        if (engine := self.engines.get(name.decode(errors="replace"))) is not None:
             engine.ack_many(stream_seqs, consumer_seqs)
-            self._wake(engine)
+            if engine.acks_can_wait:
+                self._unrecorded[engine] = None
+                self._record_soon()
+            else:
+                self._wake(engine)
 
     # -- applied entries ------------------------------------------------------------------------
 
@@ -376,10 +376,14 @@ class Leadership:
             self._deadlines.update(engine)
         if urgency is Urgency.NOW:
             self._record(now)
-        elif urgency and self._recording is None:
+        elif urgency:
+            self._record_soon()
+        self._arm()
+
+    def _record_soon(self) -> None:
+        if self._recording is None:
             loop = asyncio.get_running_loop()
             self._recording = loop.call_later(RECORD_AFTER_S, self._record_in_time)
-        self._arm()
 
     def _record_in_time(self) -> None:
         self._recording = None

@@ -196,6 +196,12 @@ class AckCollector:
         live.raise_floor(*replicated.floor)
         self._floor_differs = self._cursor.tracked and live.floor != replicated.floor
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether few acks have arrived, and no ack is sampled or confirmed."""
+        few = len(self._arrived) + len(self._acked) < WAITING_MAX
+        return few and self._sampler is None and not self._confirms
+
     def urgency(self, *, removing: bool) -> Urgency:
         """`removing`: an ack removes its message from the stream, which is visible to all
         clients."""

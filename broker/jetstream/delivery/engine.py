@@ -163,6 +163,21 @@ class Delivery:
             consumer_seqs = [pair[1] for pair in sent]
         self._acks.take_many(stream_seqs, consumer_seqs)
 
+    @property
+    def acks_can_wait(self) -> bool:
+        """After `ack_many`: whether these acks need no pump, because no request waits for messages
+        and acks remove nothing. The next pump applies them before anything else, or they are
+        applied when they are replicated."""
+        pull = self._pull
+        return (
+            pull is not None
+            and not pull.waiting.size
+            and not self._early
+            and not self._ending
+            and self._acks.can_wait
+            and self.consumer.stream.config.retention is Retention.LIMITS
+        )
+
     def flow_control_reply(self, subject: bytes, headers: bytes = b"") -> None:
         """A client answered a flow control request; its headers may carry an ack."""
         if self._push is None or self._push.flow is None:

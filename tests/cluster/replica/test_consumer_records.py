@@ -158,3 +158,70 @@ def test_a_timer_is_set_again_only_for_an_earlier_deadline(monkeypatch: pytest.M
         led.leadership.close()
 
     run(test())
+
+
+def pumps(led: LedConsumer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for each pump of the engine from now on."""
+    (engine,), seen = led.leadership.engines.values(), list[int]()
+    pump = engine.pump
+
+    def counted(now: int) -> object:
+        seen.append(now)
+        return pump(now)
+
+    monkeypatch.setattr(engine, "pump", counted)
+    return seen
+
+
+def test_acks_that_nobody_waits_for_need_no_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECORD_AFTER_S", 3600.0)
+
+    async def test() -> None:
+        led = LedConsumer(monkeypatch)
+        led.bench.publish(*"abc")
+        for seq in (1, 2, 3):
+            assert await led.pull() == [seq]
+        seen = pumps(led, monkeypatch)
+        led.leadership.take_acks((0, b"C", [1, 2], [1, 2]))
+        await turns()
+        assert not seen
+        numbers = led.leadership.numbers("C")
+        assert numbers is not None
+        assert (numbers.floor_stream_seq, numbers.num_ack_pending) == (2, 1)
+        led.leadership.take_acks((0, b"C", [3], [3]))
+        led.leadership.propose_changes()
+        assert kinds(led) == [DeliveryProgress, Acks]
+        assert led.proposed[1].of[0].acked == [1, 3]
+        led.leadership.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("why", ["a request waits", "acks remove", "many", "sampled"])
+def test_other_acks_are_applied_at_once(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECORD_AFTER_S", 3600.0)
+    monkeypatch.setattr(ack_collector, "WAITING_MAX", 2)
+
+    async def test() -> None:
+        led = LedConsumer(monkeypatch)
+        led.bench.publish(*"ab")
+        stream = cast(BenchStream, led.bench.of.stream)
+        for seq in (1, 2):
+            assert await led.pull() == [seq]
+        if why == "a request waits":
+            assert await led.pull() == []
+        elif why == "acks remove":
+            stream.config = replace(stream.config, retention=Retention.WORKQUEUE)
+        elif why == "sampled":
+            (engine,) = led.leadership.engines.values()
+            config = engine.consumer.config
+            engine.consumer.config = replace(config, sample_freq="100%")
+            engine.config_changed(config)
+        seen = pumps(led, monkeypatch)
+        acked = [1, 2] if why == "many" else [1]
+        led.leadership.take_acks((0, b"C", acked, acked))
+        await turns()
+        assert seen
+        led.leadership.close()
+
+    run(test())
