@@ -240,6 +240,7 @@ class Logging(Struct, frozen=True):
     max_traced_msg_len: int = 0
     trace_verbose: bool = False  # clients of the system account, too
     trace_headers: bool = False  # headers instead of payloads
+    json: bool = False  # one JSON object per line instead of nats-server's format
     syslog: bool = False
     remote_syslog: str = ""  # an address such as udp://host:514
     # Failed attempts to reach a hub between two log lines, before and after the first connection.

@@ -114,6 +114,13 @@ def _trace_headers(file: _File, key: str, item: Item) -> None:
     file.draft.logging["trace_headers"] = values.boolean(key, item)
 
 
+def _log_format(file: _File, key: str, item: Item) -> None:
+    word = values.text(key, item).lower()
+    if word not in ("text", "json"):
+        raise BadValue(f'log_format is text or json, not "{word}"')
+    file.draft.logging["json"] = word == "json"
+
+
 def _no_stall(file: _File, key: str, item: Item) -> None:
     file.draft.limits["stall_producers"] = not values.boolean(key, item)
 
@@ -466,6 +473,7 @@ _TOP: dict[str, Setter] = {
     "trace": _boolean("logging", "trace"),
     "logtime": _boolean("logging", "logtime"),
     "logtime_utc": _boolean("logging", "logtime_utc"),
+    "log_format": _log_format,
     "log_file": _text("logging", "log_file"),
     "logfile": _text("logging", "log_file"),
     "logfile_max_num": _integer("logging", "max_num"),

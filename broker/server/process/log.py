@@ -1,4 +1,4 @@
-"""The server's log: nats-server's line format, written to stderr or a file without blocking.
+"""The log of the server: nats-server's format or JSON, to stderr or a file, without blocking.
 
 Owns: the format, the target and its reopening.
 May not touch: what is logged.
@@ -8,6 +8,7 @@ so that a stuck reader cannot block the broker."""
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import os
 import select
@@ -24,6 +25,8 @@ from broker.server.process.private_files import FILE_MODE
 TRACE = 5
 FATAL = logging.CRITICAL
 LINE_MAX = 4000  # below PIPE_BUF: a writable pipe accepts the whole line
+TEXT_MAX = 2000  # characters of a message, and half as many of an error, in a line of JSON
+ESCAPED_MAX = 400  # the same if they become six bytes each, such as \u00e4
 STDERR = 2
 SYSLOG_PORT = 514
 CONNECT_SECONDS = 2.0
@@ -35,6 +38,14 @@ _LABELS = {
     logging.WARNING: "WRN",
     logging.ERROR: "ERR",
     FATAL: "FTL",
+}
+_LEVELS = {
+    TRACE: "trace",
+    logging.DEBUG: "debug",
+    logging.INFO: "info",
+    logging.WARNING: "warning",
+    logging.ERROR: "error",
+    FATAL: "fatal",
 }
 _COLOURS = {"INF": 32, "DBG": 36, "WRN": 33, "ERR": 31, "FTL": 31, "TRC": 33}
 
@@ -66,6 +77,35 @@ class NatsFormatter(logging.Formatter):
         return f"[{self._pid}] {moment:%Y/%m/%d %H:%M:%S.%f} [{shown}] {text}\n"
 
 
+class JsonFormatter(logging.Formatter):
+    """{"time": ..., "level": "info", "pid": ..., "message": ...}, in ASCII: nothing in it acts on a
+    terminal. A long message is cut before it is encoded, so that every line is JSON."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self._line(record, TEXT_MAX)
+        return line if len(line) < LINE_MAX else self._line(record, ESCAPED_MAX)
+
+    def _line(self, record: logging.LogRecord, most: int) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        fields: dict[str, str | int] = {
+            "time": f"{moment:%Y-%m-%dT%H:%M:%S.%fZ}",
+            "level": _LEVELS.get(record.levelno, "info"),
+            "pid": self._pid,
+            "message": _cut(record.getMessage(), most),
+        }
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            fields["error"] = _cut(f"{type(error).__name__}: {error}", most // 2)
+        return json.dumps(fields) + "\n"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
 class NonBlockingHandler(logging.Handler):
     """Writes a line if the descriptor accepts it without blocking; files always do."""
 
@@ -76,7 +116,9 @@ class NonBlockingHandler(logging.Handler):
         self._max_num = options.max_num
         self.dropped = 0
         self._open()
-        self.setFormatter(NatsFormatter(options, colours=not self._path and os.isatty(STDERR)))
+        colours = not self._path and os.isatty(STDERR)
+        text = NatsFormatter(options, colours=colours)
+        self.setFormatter(JsonFormatter() if options.json else text)
 
     def _open(self) -> None:
         if self._path:
