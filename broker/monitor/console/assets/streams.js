@@ -4,12 +4,13 @@ import { Table } from "./table.js";
 
 const REFRESH_MS = 3000;
 const NAMES_EVERY_MS = 15000;
+const LIST_EVERY_MS_EACH = 30; // all numbers are read after so long, times their number
 const PAGE = 256; // as many the server lists at once
 const LISTED_MAX = 2048; // more streams than this are read when they come into sight
 
 export function streams(app) {
   const known = new Map(); // name -> {name, info, at, rate}
-  let seen = [], names = 0, busy = false, closed = false, wanted = "";
+  let seen = [], names = 0, listed = 0, busy = false, closed = false, wanted = "";
   const note = element("span", { class: "soft" });
   const search = element("input", { type: "search", placeholder: "Search by name or subject  ( / )", "aria-label": "Search streams", oninput: () => {
     wanted = search.value.toLowerCase();
@@ -66,6 +67,7 @@ export function streams(app) {
       page.streams?.forEach(take);
       fill();
     }
+    listed = Date.now();
   }
 
   async function refresh() {
@@ -75,7 +77,7 @@ export function streams(app) {
       if (Date.now() - names > NAMES_EVERY_MS) {
         await readNames();
         fill();
-        if (known.size <= LISTED_MAX) await readAll();
+        if (known.size <= LISTED_MAX && Date.now() - listed > LIST_EVERY_MS_EACH * known.size) await readAll();
       }
       const rows = [...seen];
       const infos = await Promise.all(rows.map((row) => app.relay.api(`STREAM.INFO.${row.name}`).catch(() => null)));
