@@ -41,7 +41,7 @@ class Mark:
 class History:
     publishes: list[Publish] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    # Kept, because they are asked while the run goes on, which an hour of publishes would hold up.
+    # Running totals: computing them during a run would walk over an hour of publishes each time.
     acks: int = 0
     highest_acked: int = 0  # sequence
 

@@ -2,10 +2,10 @@
 
 Owns: which peers get compressed frames, and the layout of one.
 May not touch: links; raft/transport marks the frames that are compressed.
-Spec: the modes of nats-server's `cluster { compression }`, of which `accept` is the default: what
-we send is compressed if the peer wants it. Each side chooses for what it sends; `s2_auto` by the
-round trip time. A frame is cut into pieces of PIECE_BYTES, each a u32 length (little-endian) and an
-S2 block. A frame that is small, or does not become smaller by an eighth, is sent as it is."""
+Spec: the modes of nats-server's `cluster { compression }`. The default, `accept`, compresses what
+we send if the peer wants compression. Each side chooses for what it sends; `s2_auto` by round trip
+time. A frame is cut into pieces of PIECE_BYTES, each a u32 length (little-endian) and an S2 block.
+A frame that is small, or that compression shrinks by less than an eighth, is sent uncompressed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raft import NodeId
 
 PIECE_BYTES: Final = 1 << 20
 PACKED_BYTES_MIN: Final = 512
-MODE_FOR_S: Final = 1.0  # then the round trip time is looked at again
+MODE_FOR_S: Final = 1.0  # then the round trip time is checked again
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -34,7 +34,7 @@ class RouteCompression:
         theirs: Callable[[NodeId], str],
         rtt_s: Callable[[NodeId], float],
     ) -> None:
-        """`theirs`: the mode in the hello of a peer; "" if it has told none."""
+        """`theirs`: the mode in the hello of a peer; "" if it has none."""
         self._ours = ours
         self._theirs = theirs
         self._rtt_s = rtt_s
@@ -45,7 +45,7 @@ class RouteCompression:
         self._modes.clear()
 
     def mode(self, node: NodeId) -> str:
-        """Of what we send, as /routez shows it."""
+        """The mode of what we send, as /routez shows it."""
         try:
             return chosen(self._ours, self._theirs(node), self._rtt_s(node))
         except UnknownCompression:

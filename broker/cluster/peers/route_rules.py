@@ -1,11 +1,11 @@
 """Which subjects cross the routes of this node: `cluster { permissions { import, export } }`.
 
-Owns: the questions that interest and messages are asked.
+Owns: the checks of announced interest and of routed messages.
 May not touch: links, subscriptions.
 Spec: nats-server. `import`: what our subscribers may get from other nodes; a subscription that is
 not covered is not announced. `export`: what others may get from here; their subscriptions that are
 not covered do not count. Deny wins. nats-server announces a pattern that overlaps with a denied
-import, and then takes everything; here, denied subjects are dropped on arrival. Raft, streams and
+import, and then accepts everything; here, denied subjects are dropped on arrival. Raft, streams and
 calls between nodes are not messages: they always cross."""
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Allowed = Callable[[bytes], bool]
 
 
 class RouteRules:
-    """Of one node. In a PermissionSet, imports are publishes and exports subscriptions."""
+    """The rules of one node. In its PermissionSet, imports are publishes and exports are
+    subscriptions."""
 
     def __init__(self, permissions: Permissions) -> None:
         imports = permissions.publish
@@ -29,7 +30,7 @@ class RouteRules:
         self._rules = PermissionSet(Permissions(publish=imports, subscribe=permissions.subscribe))
 
     def imports(self, subject: bytes) -> bool:
-        """Whether a subscription is announced, and whether a message is taken."""
+        """Whether a subscription is announced, and whether a message is accepted."""
         return self._rules.may_publish(subject, now_ns=0)
 
     def exports(self, subject: bytes, queue: bytes) -> bool:
@@ -54,7 +55,7 @@ def shown(permissions: Permissions) -> dict[str, dict[str, list[str]]]:
 
 
 def allowed_rows(run: PubRun, start: int, stop: int, allowed: Allowed) -> Iterator[tuple[int, int]]:
-    """The longest pieces of the rows whose subjects are allowed."""
+    """The maximal ranges of rows whose subjects are allowed."""
     begin = start
     for subject, first, last in run.segments(start, stop):
         if not allowed(subject):

@@ -160,7 +160,7 @@ class StateFlush:
                 flushed(index)
 
     def _seal_idle_blocks(self) -> None:
-        """Streams that nobody writes to keep a megabyte each otherwise, for ever."""
+        """Otherwise streams without writes would keep a megabyte each in memory forever."""
         idle = [(one.checkpoints, one.checkpoints.idle_bytes()) for one in self._replicas]
         if sum(size for _, size in idle) > IDLE_BYTES_MAX:
             for checkpoints, size in idle:

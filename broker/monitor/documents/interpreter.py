@@ -1,11 +1,11 @@
-"""/debug/vars and /stacksz: the inside of the process, as far as a Python process has one.
+"""/debug/vars, /stacksz and the CPU profile: the internals of this Python process.
 
 Owns: the variables, the text of the stacks, the CPU profile.
 May not touch: the server.
 Spec: nats-server: `cmdline` and `memstats` of Go's expvar, of which the fields are shown that have
-a meaning here; the stacks of all goroutines, here those of threads and tasks. A profile is made by
-a thread that looks at all threads every SAMPLE_S and asks the kernel for the CPU time that each has
-used since; what a worker thread of RocksDB does is not seen."""
+a meaning here; the stacks of all goroutines, here those of threads and tasks. A profile is taken by
+a thread that samples all threads every SAMPLE_S and reads the CPU time that each has used since;
+worker threads of RocksDB are not visible."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A connection through an HTTP proxy, for leaf nodes behind a guarded network.
+"""A connection through an HTTP proxy, for leaf nodes in a network without direct access.
 
 Owns: the CONNECT request, and reading its answer.
-May not touch: what is said through the tunnel.
+May not touch: what is sent through the tunnel.
 Spec: RFC 9110, CONNECT; nats-server: `proxy` of a leaf node remote, for WebSocket URLs only, with
-basic authentication. The proxy itself is reached without TLS. Bounds: ANSWER_MAX bytes of the
-answer; the time is that of the caller."""
+basic authentication. The connection to the proxy itself has no TLS. Bounds: ANSWER_MAX bytes of the
+answer; the caller sets the timeout."""
 
 from __future__ import annotations
 

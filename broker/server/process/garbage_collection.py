@@ -22,8 +22,8 @@ from typing import Final
 
 logger = logging.getLogger("jetraft.server")
 
-# Every object that survives is looked at twice, whatever these numbers are. 10,000 objects take 2
-# to 5 ms, and the second look is at YOUNG_OBJECTS * (YOUNG_COLLECTIONS + 1) of them.
+# Every object that survives is traversed twice, whatever these numbers are. 10,000 objects take 2
+# to 5 ms, and the second pass traverses YOUNG_OBJECTS * (YOUNG_COLLECTIONS + 1) of them.
 YOUNG_OBJECTS: Final = 5_000
 YOUNG_COLLECTIONS: Final = 1  # then the survivors are collected once more, and frozen
 NEVER: Final = 1_000_000_000
