@@ -20,7 +20,7 @@ from broker.cli.connect.options import Destination, at, connects
 from broker.cli.lazy import CommandGroup
 from broker.cli.operations.system_requests import NEEDS_SYSTEM
 from broker.cli.output.tables import show, show_json, table
-from broker.cli.output.units import DURATION, NS
+from broker.cli.output.units import DURATION, NS, counted
 
 ANSWER_WITHIN_S = 10.0
 STATUS_WITHIN_S = 3.0
@@ -209,7 +209,8 @@ def _print(now: Status, *, as_json: bool) -> None:
         return
     moving = f", {now['moving']} of them moving" if now["moving"] else ""
     level = now.get("feature_level", 0)
-    show(f"cluster {now['cluster']}: {now['streams']} streams{moving}, feature level {level}")
+    streams = counted(now["streams"], "stream")
+    show(f"cluster {now['cluster']}: {streams}{moving}, feature level {level}")
     rows = [
         (
             node["name"], node["state"], "connected" if node["connected"] else "away",

@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 
 from broker.cli.main import cli
 from broker.cli.output.tables import table
-from broker.cli.output.units import age, size
+from broker.cli.output.units import age, counted, size
+from broker.cli.streams.description import print_stream
 from broker.local import LocalCluster, NodeFailed
 from tests.cli.test_local import stand_in
 from tests.support.clusters import port_for_up
@@ -216,6 +217,30 @@ def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     table(("name",), [], empty="none")
     assert capsys.readouterr().out == "none\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 chunks"), (1, "1 chunk"), (2000, "2,000 chunks")]
+)
+def test_counts(count: int, text: str) -> None:
+    assert counted(count, "chunk") == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({}, "none"),
+        ({"messages": 0, "bytes": 0, "first_seq": 8, "last_seq": 7},
+         "0 (0 B), the last sequence was 7"),
+        ({"messages": 2, "bytes": 90, "first_seq": 1, "last_seq": 2}, "2 (90 B), sequences 1 to 2"),
+    ],
+)  # fmt: skip
+def test_messages_of_a_stream(
+    state: dict[str, int], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_stream({"config": {"name": "S", "storage": "file"}, "state": state})
+    line = next(line for line in capsys.readouterr().out.splitlines() if "messages" in line)
+    assert line.split(maxsplit=1) == ["messages", text]
 
 
 @pytest.mark.parametrize(

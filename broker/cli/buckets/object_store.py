@@ -32,7 +32,7 @@ from broker.cli.lazy import CommandGroup
 from broker.cli.output.progress import progress_bar
 from broker.cli.output.questions import confirm, yes_option
 from broker.cli.output.tables import facts, show, show_json, table
-from broker.cli.output.units import DURATION, size
+from broker.cli.output.units import DURATION, counted, size
 
 bucket_argument = click.argument("bucket")
 
@@ -113,9 +113,10 @@ def object_info(*, bucket: str, name: str, to: Destination, as_json: bool) -> No
     if as_json:
         show_json(found)
         return
+    exact = int(found.get("size", 0))
     facts(f"object {name} of {bucket}", [
         ("description", found.get("description")),
-        ("size", f"{size(found.get('size', 0))} ({found.get('size', 0):,} bytes)"),
+        ("size", size(exact) + (f" ({exact:,} bytes)" if exact >= 1024 else "")),
         ("chunks", found.get("chunks", 0)),
         ("digest", found.get("digest")),
         ("time", found["mtime"]),
@@ -145,7 +146,8 @@ def object_put(
     if as_json:
         show_json(done)
         return
-    show(f"stored {called}: {size(done['size'])} in {done['chunks']} chunks, {done['digest']}")
+    chunks = counted(done["chunks"], "chunk")
+    show(f"stored {called}: {size(done['size'])} in {chunks}, {done['digest']}")
 
 
 @object.command("get")

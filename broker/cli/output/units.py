@@ -84,6 +84,11 @@ def size_bytes(text: str) -> int | None:
     return round(float(number) * factor)
 
 
+def counted(count: int, what: str) -> str:
+    """`1 stream`, `2,000 streams`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def size(count: int) -> str:
     """`512 B`, `1.5 KiB`."""
     amount, unit = float(count), 0

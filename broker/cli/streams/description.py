@@ -31,8 +31,7 @@ def print_stream(info: Document) -> None:
             ("limits", ", ".join(limits(config))),
             ("mirror of", _origin(info.get("mirror") or config.get("mirror"))),
             *(("source", _origin(one)) for one in info.get("sources") or []),
-            ("messages", f"{state.get('messages', 0):,} ({size(int(state.get('bytes', 0)))}), "
-             f"sequences {state.get('first_seq', 0)} to {state.get('last_seq', 0)}"),
+            ("messages", _messages(state)),
             ("deleted", state.get("num_deleted") or None),
             ("subjects in use", state.get("num_subjects") or None),
             ("consumers", int(state.get("consumer_count", 0))),
@@ -41,6 +40,15 @@ def print_stream(info: Document) -> None:
               if one.get("name") != config["name"]),
         ],
     )  # fmt: skip
+
+
+def _messages(state: Document) -> str:
+    count = int(state.get("messages", 0))
+    text = f"{count:,} ({size(int(state.get('bytes', 0)))})"
+    if count:
+        return f"{text}, sequences {state.get('first_seq', 0)} to {state.get('last_seq', 0)}"
+    last = state.get("last_seq", 0)
+    return f"{text}, the last sequence was {last}" if last else "none"
 
 
 def limits(config: Document) -> list[str]:

@@ -15,22 +15,24 @@ export class History {
   }
 }
 
-export function chart(history, format, label) {
+// `step`: 2 for axes in powers of two, which bytes are counted in.
+export function chart(history, format, label, step = 10) {
   const canvas = element("canvas", { role: "img", "aria-label": label });
   const legend = element("div", { class: "legend" });
   const box = element("div", {}, canvas, legend);
-  box.draw = () => draw(canvas, legend, history, format);
+  box.draw = () => draw(canvas, legend, history, format, step);
   requestAnimationFrame(box.draw);
   return box;
 }
 
-// The next of 2, 4, 10, 20, 40, 100, ...: half of it is a short number, too.
-export function roundedUp(value) {
+// The next of 2, 4, 10, 20, 40, 100, ... or of 2, 4, 8, ...: half of it is a short number, too.
+export function roundedUp(value, step) {
+  if (step === 2) return 2 ** (Math.floor(Math.log2(value)) + 1);
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [2, 4, 10].find((step) => step * power > value);
+  return power * [2, 4, 10].find((one) => one * power > value);
 }
 
-function draw(canvas, legend, history, format) {
+function draw(canvas, legend, history, format, step) {
   const width = canvas.clientWidth, height = canvas.clientHeight;
   if (!width) return;
   const scale = devicePixelRatio || 1;
@@ -40,7 +42,7 @@ function draw(canvas, legend, history, format) {
   pen.scale(scale, scale);
   const style = getComputedStyle(document.documentElement);
   const colors = ["--series1", "--series2", "--series3"].map((name) => style.getPropertyValue(name).trim());
-  const top = roundedUp(Math.max(1, ...history.rows.flatMap((row) => row.values)));
+  const top = roundedUp(Math.max(1, ...history.rows.flatMap((row) => row.values)), step);
   pen.font = "11px system-ui";
   pen.fillStyle = style.getPropertyValue("--soft");
   pen.strokeStyle = style.getPropertyValue("--line");

@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 export function overview(app) {
   const top = element("div");
   const nodes = element("div", { class: "nodes" });
-  const charts = [chart(app.traffic, rate, "messages per second"), chart(app.volume, (v) => `${bytes(v)}/s`, "bytes per second"),
+  const charts = [chart(app.traffic, rate, "messages per second"), chart(app.volume, (v) => `${bytes(v)}/s`, "bytes per second", 2),
     chart(app.load, (v) => `${v.toFixed(0)} %`, "CPU of this server")];
   const node = element("div", {}, element("h1", {}, "Overview"), panel("Cluster", nodes), panel("Stored on this node", top),
     element("div", { class: "grid" }, panel("Messages, clients of this server", charts[0]), panel("Bytes, clients of this server", charts[1]),
