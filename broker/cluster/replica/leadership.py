@@ -190,8 +190,7 @@ class Leadership:
         return None if engine is None else (yield from engine.counting(self._time.now()))
 
     def push_bound(self, name: str) -> bool:
-        engine = self.engines.get(name)
-        return engine is not None and engine.push_bound
+        return (engine := self.engines.get(name)) is not None and engine.push_bound
 
     def numbers(self, name: str) -> ConsumerNumbers | None:
         """Of a consumer that is served here."""
@@ -242,8 +241,7 @@ class Leadership:
         if (parsed := parse_ack_subject(subject)) is None:
             return None
         name = parsed[1].decode(errors="replace")
-        engine = self.engines.get(name)
-        if engine is None and name in self.stream.consumers:
+        if (engine := self.engines.get(name)) is None and name in self.stream.consumers:
             return None  # not served yet, or no longer
         if engine is None or engine.consumer.config.ack_policy is AckPolicy.NONE:
             if reply:  # this consumer takes no acks

@@ -110,10 +110,6 @@ def _trace_verbose(file: _File, key: str, item: Item) -> None:
         file.draft.logging["trace"] = True
 
 
-def _trace_headers(file: _File, key: str, item: Item) -> None:
-    file.draft.logging["trace_headers"] = values.boolean(key, item)
-
-
 def _log_format(file: _File, key: str, item: Item) -> None:
     word = values.text(key, item).lower()
     if word not in ("text", "json"):
@@ -481,7 +477,7 @@ _TOP: dict[str, Setter] = {
     "syslog": _boolean("logging", "syslog"),
     "remote_syslog": _text("logging", "remote_syslog"),
     "trace_verbose": _trace_verbose,
-    "trace_headers": _trace_headers,
+    "trace_headers": _boolean("logging", "trace_headers"),
     "server_metadata": _metadata,
     "write_timeout": _write_timeout,
     "no_fast_producer_stall": _no_stall,
