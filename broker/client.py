@@ -93,13 +93,9 @@ def scan(stream: str, **options: Unpack[ScanOptions]) -> pa.Table:
 
 def scan_batches(stream: str, **options: Unpack[ScanOptions]) -> Iterator[pa.RecordBatch]:
     """Like scan(), one batch per block, for streams that do not fit into memory."""
-    columns = options.get("columns", DEFAULT_COLUMNS)
-    unknown = [name for name in columns if name not in arrow_names()]
-    if unknown:
-        raise ValueError(f"no column {unknown[0]!r}; choose from {', '.join(arrow_names())}")
+    names, schema = _names(options), _schema(options)
     login = _login(options)
     wanted = _range(stream, login, options)
-    names, schema = _names(options), _schema(options)
     slices = read_range(
         wanted,
         login,
@@ -155,8 +151,11 @@ def _login(options: ScanOptions) -> Login:
 
 
 def _names(options: ScanOptions) -> tuple[str, ...]:
-    """As arrow.py calls the columns."""
+    """As arrow.py calls the columns. Raises ValueError for a name that is none of them."""
     columns = options.get("columns", DEFAULT_COLUMNS)
+    unknown = [name for name in columns if name not in arrow_names()]
+    if unknown:
+        raise ValueError(f"no column {unknown[0]!r}; choose from {', '.join(arrow_names())}")
     headers = "header_map" if options.get("header_map", False) else "headers"
     return tuple(headers if name == "headers" else name for name in columns)
 
