@@ -14,7 +14,7 @@ import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from chaos.campaign.work.campaign_work import READ_WITHIN_S, CampaignWork, stored_rows
 from chaos.campaign.work.copies import NO_TABLE
@@ -24,6 +24,8 @@ from chaos.sim.promises.journal import Result
 if TYPE_CHECKING:
     from broker.spark.stream_source import JetRaftStreamReader
 
+T = TypeVar("T")
+Arguments = ParamSpec("Arguments")
 EVERY_S = 1.0
 BATCH = "micro-batch"
 Rows = list[tuple[int, bytes]]
@@ -69,8 +71,8 @@ class SparkReads(CampaignWork):
         operation = self.journal.invoke("spark", BATCH, acked=self.last_acked())
         try:
             if self._offset is None:
-                self._offset = await asyncio.to_thread(_begin, reader)
-            end, rows = await asyncio.to_thread(_read, reader, self._offset)
+                self._offset = await on_thread(_begin, reader)
+            end, rows = await on_thread(_read, reader, self._offset)
         except NO_TABLE:
             return False  # unknown: the next one begins where this one did
         self._offset = end
@@ -92,6 +94,20 @@ class SparkReads(CampaignWork):
                 raise BrokenPromise(f"row {number} of the query is {found}, stored is {wanted}")
         if len(self.rows) > len(stored):
             raise BrokenPromise(f"the query had {len(self.rows):,} rows of {len(stored):,}")
+
+
+async def on_thread(
+    work: Callable[Arguments, T], *args: Arguments.args, **named: Arguments.kwargs
+) -> T:
+    """As asyncio.to_thread, but cancellation waits for the thread: a reader that is stopped while
+    the thread still uses it would open a connection that nobody closes."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **named))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        running.exception()  # the run ends, whatever it was
+        raise
 
 
 def _begin(reader: JetRaftStreamReader) -> dict[str, Any]:

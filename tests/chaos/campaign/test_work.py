@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from chaos.campaign.machines.lossy_link import DelayedFrames
 from chaos.campaign.work import copies, spark_reads
 from chaos.campaign.work.copies import PushReader, StandbyMirror, TableScans
 from chaos.campaign.work.lifecycles import DELETE, LOOK, NOT_FOUND, SEND, LifeCycles
-from chaos.campaign.work.spark_reads import BATCH, SparkReads
+from chaos.campaign.work.spark_reads import BATCH, SparkReads, on_thread
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.stored import StoredRow
 
@@ -240,3 +241,27 @@ except OSError as error:
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False
     )
     assert done.stdout == "Input/output error\n", done.stderr
+
+
+def test_a_canceled_query_waits_for_its_thread() -> None:
+    """It would open a connection after the reader was stopped, and nobody would close that."""
+    began, go_on, ended = threading.Event(), threading.Event(), []
+
+    def read() -> None:
+        began.set()
+        go_on.wait()
+        ended.append(True)
+
+    async def test() -> None:
+        reading = asyncio.create_task(on_thread(read))
+        await asyncio.to_thread(began.wait)
+        reading.cancel()
+        await asyncio.wait([reading], timeout=0.01)
+        early = reading.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert ended
+        assert not early
+
+    asyncio.run(test())
