@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from broker.cli.main import cli
 from broker.cli.output.tables import table
 from broker.cli.output.units import age, counted, size
+from broker.cli.servers import _is_server
 from broker.cli.streams.description import print_stream
 from broker.local import LocalCluster, NodeFailed
 from tests.cli.test_local import stand_in
@@ -79,6 +80,8 @@ def running(prepared: Path) -> Iterator[dict[str, int]]:
     children = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2)]
     pids = {f"local-{number}": child.pid for number, child in enumerate(children, 1)}
     (prepared / "cluster.json").write_text(json.dumps(pids))
+    # A process that has just been started has no command line for a moment.
+    until(lambda: all(map(_is_server, pids.values())), "they are taken for servers")
     yield pids
     ended = [child.poll() for child in children]
     for child in children:
